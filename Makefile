@@ -16,7 +16,7 @@ export PIP_PROGRESS_BAR := off
 # Tests start hundreds of processes, and each would compile all of Holdfast anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo check types test sim storms e2e e2e-operators golden bench bench-engines telemetry mutants mutants-sim xla-python \
+.PHONY: help demo check types test sim storms e2e e2e-operators golden bench bench-engines telemetry mutants mutants-sim xla-python ray-python ray \
   begin-xla-python audit docs pictures dist packages clean
 
 help:  ## this list
@@ -44,7 +44,7 @@ test: packages begin-xla-python check types  ## everything that CI runs
 
 begin-xla-python: $(VENV)/.test  # minutes that need little of a core: its tests wait for what is begun
 	@if [ "$${CI-}" = true ] && [ -z "$${HOLDFAST_TEST_XLA_PYTHON-}" ]; then \
-	  $(BIN)/python tests/xla_python.py > /dev/null 2>&1 < /dev/null & fi
+	  $(BIN)/python tests/own_python.py xla > /dev/null 2>&1 < /dev/null & fi
 
 sim: $(VENV)/.test  ## core and performer in storms on a virtual cluster
 	$(PYTEST) tests/sim
@@ -111,7 +111,13 @@ dist: $(VENV)/.test  ## wheel, sdist, Debian package and tarball, into dist/
 	$(BIN)/python deploy/build.py deb tarball
 
 xla-python: $(VENV)/.test  ## a Python with torch_xla 2.9 in .xla-venv, for its tests (7 GB, two minutes)
-	$(BIN)/python tests/xla_python.py
+	$(BIN)/python tests/own_python.py xla
+
+ray-python: $(VENV)/.test  ## a Python with ray in .ray-venv, for its tests (0.6 GB, a minute)
+	$(BIN)/python tests/own_python.py ray
+
+ray: ray-python  ## the feed from Ray against Ray itself (two minutes; `make test` has a stand-in for it)
+	$(PYTEST) tests/unit/trainer/real_ray.py
 
 pictures: $(VENV)/.test  ## the pictures of docs/pictures, from a real run (four minutes)
 	PYTHONPATH=tests:tests/e2e $(BIN)/python tests/pictures.py
@@ -120,7 +126,7 @@ packages:  # Debian packages that tests use; installs only as root, else names w
 	@tests/debian-packages
 
 clean:  ## remove .venv, builds and caches
-	rm -rf $(VENV) .xla-venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .xla-venv .ray-venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \

@@ -96,6 +96,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "grafana_api": ("dashboards/grafana/push.py",),
     "requests": (),  # comes with grafana_api
     "boto3": ("agent/store/", "trainer/feed/fetch.py"),
+    "ray": ("trainer/feed/ray_source.py",),
     "tokenizers": ("trainer/",),
     "pynvml": ("collectors/nvidia.py",),
 }

@@ -41,6 +41,9 @@ class ConfigError(ValueError):
         self.problems = tuple(problems)
         super().__init__("\n".join(problems))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.problems,)  # by itself it would be made of its text's letters
+
 
 class Limit(NamedTuple):
     """What a value has to be: in words that follow "set", and as a test."""

@@ -15,6 +15,7 @@ from .config import Config, Options
 from .example.data import CodeSearchOptions
 from .example.model import EncoderOptions
 from .example.multitask import MultiTaskOptions
+from .feed.ray_data import RayOptions
 from .feed.shards import ShardOptions
 
 HEAD = """# Settings of the trainer
@@ -42,8 +43,10 @@ def render_train_docs() -> str:
     page += _section("[model_options] of `holdfast.trainer.example.multitask:MultiTask`",
                      MultiTaskOptions, {f.name for f in dataclasses.fields(EncoderOptions)})
     page += _section("[data_options]", CodeSearchOptions, set())
-    return page + _section("[data_options] of `holdfast.trainer.feed.shards:Shards`",
-                           ShardOptions, set())
+    page += _section("[data_options] of `holdfast.trainer.feed.shards:Shards`",
+                     ShardOptions, set())
+    return page + _section("[data_options] of `holdfast.trainer.feed.ray_data:RayData`",
+                           RayOptions, set())
 
 
 def _section(title: str, kind: type[Options], left_out: set[str]) -> str:

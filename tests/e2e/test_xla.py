@@ -1,6 +1,6 @@
 """Ranks on XLA's processor device: spawned, compiled for in a phase of its own, killed, recovered.
 
-They run in a Python with torch_xla (tests/xla_python.py); the launcher's agent in this one.
+They run in a Python with torch_xla (tests/own_python.py); the launcher's agent in this one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from running import SCRIPTS, Run, Runs, wait_for
 pytest.importorskip("torch", reason="the trainer's extra is not installed")
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from xla_python import xla_python
+from own_python import XLA
 
 LONG_S = 180.0  # three processes import torch and torch_xla, and compile, on a busy machine
 UNIT = Path(__file__).resolve().parents[1] / "unit/trainer"
@@ -32,7 +32,7 @@ def train(runs: Runs, name: str, *more: str, nproc: int = 2, standby: int = 0) -
     path = os.pathsep.join([runs.environ["PYTHONPATH"], str(UNIT), str(SCRIPTS)])
     return runs.start(
         "train", "--nproc-per-node", str(nproc), "--standby", str(standby), "--python",
-        xla_python(), f"work_dir={runs.home / name}", *SMALL, *more, name=name, PYTHONPATH=path,
+        XLA.path(), f"work_dir={runs.home / name}", *SMALL, *more, name=name, PYTHONPATH=path,
         PJRT_DEVICE="CPU")
 
 

@@ -1,8 +1,8 @@
-"""Files of a data set, brought to local disk: from a directory, or from S3 by a child process.
+"""Files of a data set, brought to local disk: from a directory, or by a child from S3 or Ray.
 
-Owns the child, its deadline and the local copies.  boto3 stays in the child: what it imports, its
-threads and its memory do not enter a rank, and a request that hangs is ended with it.  A store that
-is slow or out of reach is waited for in the child, while the rank waits outside any collective.
+Owns the child, its deadline and the local copies.  boto3 and ray stay in the child: what they
+import, their threads, memory and death do not enter a rank, and a request that hangs is ended with
+it.  A store that is slow or out of reach is waited for there; the rank waits outside collectives.
 Copies are named by the caller, by what is in them: ranks of a node share them, whoever brought one.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pkgutil
 import queue
 import random
 import shutil
@@ -21,7 +22,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 SLOW = frozenset({"SlowDown", "Throttling", "ThrottlingException", "TooManyRequestsException",
                   "RequestLimitExceeded", "RequestTimeout", "InternalError"})
@@ -33,6 +34,30 @@ WRITTEN_S = 3600.0  # a file without a name that is older is nobody's any more
 TRIES = 3  # of a copy that another rank evicts before it is read
 
 
+Get = Callable[[str], bytes]
+
+
+class Source(NamedTuple):
+    """What the child reads from."""
+
+    get: str  # module:function that makes a Get of a root
+    extra: str  # of Holdfast's, which it needs
+    look_at: str  # where what fails for a while is looked into
+    cure: str  # of what no asking again cures
+
+
+S3 = Source("holdfast.trainer.feed.fetch:s3_get", "s3", "the network",
+            "set data_options.root, or the credentials of AWS_*")
+SOURCES = {"s3://": S3, "ray:": Source(
+    "holdfast.trainer.feed.ray_source:ray_get", "ray", "Ray's nodes and workers",
+    "mend the dataset, or set data_options.dataset")}
+
+
+def source_of(root: str) -> Source | None:
+    """None for a directory."""
+    return next((one for prefix, one in SOURCES.items() if root.startswith(prefix)), None)
+
+
 class NotThere(Exception):
     """The file does not exist."""
 
@@ -42,14 +67,15 @@ class TooSlow(Exception):
 
 
 class Fetcher:
-    """Brings files by name; `root` is a directory or s3://bucket/prefix.
+    """Brings files by name; `root` is a directory or begins as one of SOURCES.
 
     `local_bytes` bounds all copies in `folder`, 0 for half of what that disk has free; a copy that
     this rank has asked for and not read yet is never evicted for another one.
     """
 
     def __init__(self, root: str, folder: Path, deadline_s: float, local_bytes: int = 0) -> None:
-        self._remote = root.startswith("s3://")
+        source = source_of(root)
+        self._remote, self._look_at = source is not None, source.look_at if source else ""
         self._root, self._deadline_s = root, deadline_s
         self._folder = folder if self._remote else Path(root)
         self._local_bytes = local_bytes
@@ -118,8 +144,8 @@ class Fetcher:
             answer = self._hear(deadline_s - time.monotonic(), copy)
             if answer is None:
                 self.close()
-                raise TooSlow(f"did not come within {self._deadline_s:.0f} s: look at the network, "
-                              "or set a larger data_options.deadline_s")
+                raise TooSlow(f"did not come within {self._deadline_s:.0f} s: look at "
+                              f"{self._look_at}, or set a larger data_options.deadline_s")
             if answer.get("ended"):
                 self.close()
                 raise TooSlow(f"is not to be had: {answer['ended']}")
@@ -163,6 +189,7 @@ class Fetcher:
             threading.Thread(target=self._listen, args=(child,), daemon=True).start()
         self._asked.add(copy)
         question = {"name": name, "copy": copy, "within_s": self._deadline_s,
+                    "asked_s": time.monotonic(),
                     "keep": sorted(self._wanted)}
         assert self._child.stdin is not None
         try:
@@ -192,11 +219,16 @@ class Slow(Exception):
 
 
 def bring(
-    get: Callable[[str], bytes], keep: Callable[[str, bytes], None], name: str, copy: str,
-    within_s: float, sleep: Callable[[float], object] = time.sleep,
+    get: Get, keep: Callable[[str, bytes], None], name: str, copy: str, within_s: float,
+    sleep: Callable[[float], object] = time.sleep, source: Source = S3,
+    asked_s: float | None = None,
 ) -> dict[str, Any]:
-    """One file.  A store that is slow is asked again, each time later and not all at once."""
-    deadline_s, wait_s = time.monotonic() + within_s, FIRST_WAIT_S
+    """One file.  A store that is slow is asked again, each time later and not all at once.
+
+    `asked_s` by the clock that all processes share: who asked waits as long, and is to hear why.
+    """
+    begun_s = time.monotonic() if asked_s is None else asked_s
+    deadline_s, wait_s = begun_s + within_s, FIRST_WAIT_S
     while True:
         try:
             keep(copy, get(name))
@@ -208,14 +240,14 @@ def bring(
             if time.monotonic() + pause_s > deadline_s:
                 return {"copy": copy, "failed":
                         f"cannot be fetched within {within_s:.0f} s ({str(error)[:200]}): look at "
-                        "the network, or set a larger data_options.deadline_s"}
+                        f"{source.look_at}, or set a larger data_options.deadline_s"}
             sleep(pause_s)
             wait_s = min(2 * wait_s, LONGEST_WAIT_S)
         except OSError as error:
             return {"copy": copy, "failed": f"cannot be kept in {error.strerror}"}
         except Exception as error:
-            return {"copy": copy, "failed": f"cannot be fetched: {str(error)[:200]}: set "
-                                            "data_options.root, or the credentials of AWS_*"}
+            return {"copy": copy,
+                    "failed": f"cannot be fetched: {str(error)[:200]}: {source.cure}"}
 
 
 class Copies:
@@ -257,7 +289,7 @@ class Copies:
                 used -= size
 
 
-def s3_get(root: str, connect_s: float = 10.0, read_s: float = 60.0) -> Callable[[str], bytes]:
+def s3_get(root: str, connect_s: float = 10.0, read_s: float = 60.0) -> Get:
     """Reads an object below `root`.  Raises Absent, Slow, or what no asking again cures."""
     import boto3
     from botocore import exceptions as errors
@@ -292,17 +324,23 @@ def s3_get(root: str, connect_s: float = 10.0, read_s: float = 60.0) -> Callable
 
 def main(root: str, folder: str, local_bytes: str) -> int:
     """Answers each line of standard input with one line; ends with it."""
+    source = source_of(root)
+    assert source is not None
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what a library prints is no answer
     try:
-        get = s3_get(root)
+        get: Get = pkgutil.resolve_name(source.get)(root)
     except ImportError as error:
-        print(json.dumps({"ended": f"no {error.name}: install holdfast[s3]"}), flush=True)
+        print(json.dumps({"ended": f"no {error.name}: install holdfast[{source.extra}]"}),
+              file=answers, flush=True)
         return 0
     copies, lock = Copies(Path(folder), int(local_bytes)), threading.Lock()
 
     def work(asked: dict[str, Any]) -> None:
-        answer = bring(get, copies.keep, asked["name"], asked["copy"], asked["within_s"])
+        answer = bring(get, copies.keep, asked["name"], asked["copy"], asked["within_s"],
+                       source=source, asked_s=asked["asked_s"])
         with lock:
-            print(json.dumps(answer), flush=True)
+            print(json.dumps(answer), file=answers, flush=True)
 
     lanes = ThreadPoolExecutor(LANES)
     for line in sys.stdin:
@@ -313,4 +351,5 @@ def main(root: str, folder: str, local_bytes: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    # Under the name by which sources import it: their exceptions are caught by class.
+    sys.exit(pkgutil.resolve_name("holdfast.trainer.feed.fetch:main")(*sys.argv[1:]))

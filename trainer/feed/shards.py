@@ -33,17 +33,26 @@ PREFETCH_MAX = 8
 
 
 @dataclasses.dataclass(frozen=True)
-class ShardOptions(Options):
-    """What the data set of shards reads."""
+class CopyOptions(Options):
+    """What is kept of shards, and how long one is waited for."""
 
-    root: str = setting("", "a directory or s3://bucket/prefix that has index.json", Limit(
-        "a directory or s3://bucket/prefix", bool))
     in_memory: int = setting(8, "shards that a rank keeps in memory; at least 1", FROM_1)
     deadline_s: float = setting(
         300.0, "for one shard to come, every wait for a slow store in it; at most 3600",
         Limit("above 0 and at most 3600", lambda value: 0.0 < value <= 3600.0))
     local_gb: float = setting(
-        0.0, "of copies from S3 in `work_dir`; 0 = half of what its disk has free", FROM_0)
+        0.0, "of copies in `work_dir`; 0 = half of what its disk has free", FROM_0)
+
+    def fetcher(self, root: str, work_dir: Path) -> Fetcher:
+        return Fetcher(root, work_dir / "shards", self.deadline_s, int(self.local_gb * 1e9))
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardOptions(CopyOptions):
+    """What the data set of shards reads."""
+
+    root: str = setting("", "a directory or s3://bucket/prefix that has index.json", Limit(
+        "a directory or s3://bucket/prefix", bool))
 
 
 class Shard(NamedTuple):
@@ -79,12 +88,16 @@ def write(root: Path, arrays: Sequence[dict[str, np.ndarray]]) -> None:
 class Shards:
     """As protocol.py's Data: `data = "holdfast.trainer.feed.shards:Shards"`."""
 
+    CURE = "put it back, or set data_options.root to a data set that is whole"
+
     def __init__(self, options: dict[str, Any], work_dir: Path) -> None:
         chosen = read_options(ShardOptions, options, "data_options")
-        self.root = chosen.root.rstrip("/")
-        self._keep = chosen.in_memory
-        self._fetcher = Fetcher(
-            self.root, work_dir / "shards", chosen.deadline_s, int(chosen.local_gb * 1e9))
+        root = chosen.root.rstrip("/")
+        self.open(root, chosen.fetcher(root, work_dir), chosen.in_memory)
+
+    def open(self, root: str, fetcher: Fetcher, in_memory: int) -> None:
+        """Reads the index; `root` is what messages call the data set."""
+        self.root, self._fetcher, self._keep = root, fetcher, in_memory
         data = self._read_index()
         self.shards = _index(f"{self.root}/{INDEX}", data)
         self.digest = files.digest(data)
@@ -156,8 +169,7 @@ class Shards:
             raise self._bad(name, f"cannot be read: {error.strerror}") from None
 
     def _bad(self, name: str, what: str) -> ConfigError:
-        return ConfigError([f"data: {self.root}/{name} {what}: put it back, or set "
-                            "data_options.root to a data set that is whole"])
+        return ConfigError([f"data: {self.root}/{name} {what}: {self.CURE}"])
 
 
 def _index(name: str, data: bytes) -> list[Shard]:

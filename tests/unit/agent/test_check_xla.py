@@ -1,7 +1,7 @@
 """Checks of XLA devices: what was not compiled is not begun, and a compile is no slowness.
 
 By a stand-in for torch_xla that computes on the processor and whose compiles take a while; and by
-torch_xla itself in an interpreter that has it (tests/xla_python.py).
+torch_xla itself in an interpreter that has it (tests/own_python.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pytest
 pytest.importorskip("torch")
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from xla_python import xla_python
+from own_python import XLA
 
 from holdfast.agent.checks import vendor, xla
 
@@ -97,7 +97,7 @@ def test_what_was_not_compiled_for_this_sdk_is_not_begun(tmp_path: Path, standin
 
 
 def test_torch_xla_itself_computes_what_it_must(tmp_path: Path) -> None:
-    python = xla_python()
+    python = XLA.path()
     names = ("tensor", "memory_bandwidth", "gemm", "host_copy")
     assert {one["status"] for one in checked(tmp_path, python, "--warm").values()} == {"ok"}
     found = checked(tmp_path, python, *names)

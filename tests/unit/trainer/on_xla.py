@@ -1,6 +1,6 @@
 """What tests run in a Python with torch_xla: one rank, and a JSON line of what it saw.
 
-Not with pytest, which that Python has not.  Started by tests/xla_python.py.
+Not with pytest, which that Python has not.  Started by tests/own_python.py.
 """
 
 from __future__ import annotations

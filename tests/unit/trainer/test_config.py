@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 
 from holdfast.trainer.config import MOVED, Config, ConfigError, load, named_class, read_options
@@ -96,3 +98,8 @@ def test_a_place_that_is_none(wrong, named):
     with pytest.raises(ConfigError) as raised:
         place({key: value for key, value in (right | wrong).items() if value is not None})
     assert named in raised.value.problems[0] and len(str(raised.value)) < 300
+
+
+def test_an_error_is_the_same_behind_another_process() -> None:
+    sent = pickle.loads(pickle.dumps(ConfigError(["a = 1: set 2", "b"])))
+    assert sent.problems == ("a = 1: set 2", "b") and str(sent) == "a = 1: set 2\nb"

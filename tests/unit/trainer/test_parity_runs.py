@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 from harness import Launcher
-from xla_python import OnXla
+from own_python import on_xla
 
 from holdfast.agent.cli import main
 from holdfast.trainer.config import load
@@ -75,7 +75,7 @@ def test_twenty_pairs_are_too_few_to_tell(trained, capsys):
 def test_xla_is_as_good_as_the_processor(trained, capsys, tmp_path):
     """One rank on XLA's processor device, whose kernels are others, for a third of the steps."""
     third = f"steps={STEPS // 3}"
-    with OnXla("quality", tmp_path, *SETTINGS, third) as run:
+    with on_xla("quality", tmp_path, *SETTINGS, third) as run:
         xla = run.answer(2 * LIMIT_S)
     plain, found, _ = trained("third", third)
     assert found > 0.2

@@ -6,7 +6,7 @@ the losses of the next step, and the places that an evaluation finds.  The step 
 through one optimizer step whose gradients were summed in another order: TOLERANCE.
 
 XLA's processor device is a row and a column of that table, in one process of a Python of its own
-(tests/xla_python.py).  It computes by other kernels: its losses are TOLERANCE from the others', and
+(tests/own_python.py).  It computes by other kernels: its losses are TOLERANCE from the others', and
 the state as loaded is equal to the last bit there as well.
 """
 
@@ -23,8 +23,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from harness import PRELOAD
+from own_python import XLA, on_xla
 from ways import MORE, Way
-from xla_python import OnXla, missing
 
 from holdfast.trainer.standalone import Assignment
 
@@ -102,11 +102,11 @@ def found(tmp_path_factory):
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
     store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
-    folder, started, xla, no_xla = tmp_path_factory.mktemp("matrix"), [], None, missing()
+    folder, started, xla, no_xla = tmp_path_factory.mktemp("matrix"), [], None, XLA.missing
     with contextlib.ExitStack() as ends:
         if not no_xla:
             xla = ends.enter_context(
-                OnXla("matrix", folder / XLA_CPU, *settings(folder, XLA_CPU)))
+                on_xla("matrix", folder / XLA_CPU, *settings(folder, XLA_CPU)))
         for rank in range(WORLD):
             ours, theirs = context.Pipe()
             process = context.Process(

@@ -323,12 +323,13 @@ def test_a_network_that_fails_for_a_while_is_waited_for(hurt, tmp_path) -> None:
 
 def test_what_a_network_does_is_told_by_its_type(hurt, monkeypatch) -> None:
     hurt.hurts = {"index.json": ["hang", "hang"], "shard-000000.npz": ["half"]}
-    get = fetch.s3_get("s3://b", read_s=0.2)
-    for name, word in (("index.json", "ReadTimeout"), ("shard-000000.npz", "Incomplete|Streaming")):
+    hasty, patient = fetch.s3_get("s3://b", read_s=0.2), fetch.s3_get("s3://b")
+    for get, name, word in ((hasty, "index.json", "ReadTimeout"),
+                            (patient, "shard-000000.npz", "Incomplete|Streaming")):
         with pytest.raises(fetch.Slow, match=word):
             get(name)
     with pytest.raises(fetch.Absent):
-        get("nothing")
+        patient("nothing")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     with pytest.raises(fetch.Slow, match="EndpointConnectionError"):
         fetch.s3_get("s3://b")("x")

@@ -1,6 +1,6 @@
 """The trainer on XLA's own processor device: checkpoints both ways, shapes, and what the page says.
 
-Each case runs in a Python with torch_xla (tests/xla_python.py), once for all that is asked of it.
+Each case runs in a Python with torch_xla (tests/own_python.py), once for all that is asked of it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from xla_python import ROOT, OnXla
+from own_python import ROOT, on_xla
 
 from holdfast.trainer.config import ConfigError, load
 from holdfast.trainer.devices import open_device
@@ -35,7 +35,7 @@ def seen(tmp_path_factory):
 
     @cache
     def asked(case):
-        with OnXla(case, tmp_path_factory.mktemp(case),
+        with on_xla(case, tmp_path_factory.mktemp(case),
                     PATH=f"{tools}:{os.environ['PATH']}") as run:
             return run.answer(LIMIT_S)
 
