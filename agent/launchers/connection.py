@@ -52,6 +52,8 @@ class Connection:
         except (BlockingIOError, InterruptedError):
             self._unsent.append(packet)
             self._loop.add_writer(self.sock, self._writable)
+        except (BrokenPipeError, ConnectionResetError):
+            return False  # it has gone: what it said before is read yet, and then its end
         except OSError:
             self._loop.call_soon(self._on_broken, self)
             return False

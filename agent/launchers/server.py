@@ -151,6 +151,8 @@ class LauncherServer:
                 data, fds, problem = receive(connection.sock)
             except (BlockingIOError, InterruptedError):
                 return
+            except ConnectionResetError:
+                continue  # told once, of what it left unread: what it said before comes next
             except OSError:
                 self.drop(connection)
                 return

@@ -124,6 +124,33 @@ def test_a_page_of_rubbish_is_no_rank_that_moves(agent, tmp_path):
     serve(scenario, agent, tmp_path)
 
 
+@pytest.mark.parametrize("said", ["before", "after"])
+def test_a_bye_is_heard_whatever_the_launcher_left_unread(agent, tmp_path, said):
+    """It leaves while the agent speaks to it: the kernel tells that first, and has the bye still."""
+
+    async def scenario(daemon, node, launch):
+        launcher = launch()
+        launcher.hello()
+        await launcher.receive("welcome")
+        (session,) = daemon.launchers.sessions()
+        agents_end = session.connection
+
+        def say() -> None:
+            agents_end.send({"t": "say", "text": "nobody reads this"})
+
+        if said == "before":
+            say()
+        launcher.send(t="bye", code=0)
+        launcher.sock.close()
+        if said == "after":
+            say()
+        await until(lambda: session.connection is None)
+        assert daemon.private_life.is_over
+        await until(lambda: not agents_end.open)
+
+    serve(scenario, agent, tmp_path)
+
+
 def test_a_second_launcher_of_a_run_is_refused_while_the_first_lives(agent, tmp_path):
     code = (
         "import socket,sys;s=socket.socket(socket.AF_UNIX,socket.SOCK_SEQPACKET);"
