@@ -47,4 +47,4 @@ def test_a_worker_that_dies_at_every_try_is_told_as_data(seen) -> None:
 def test_what_no_other_try_cures_is_a_sentence_at_once(seen) -> None:
     assert "data: ray on_ray:raising/index.json cannot be fetched: on_ray:raising raised " \
         "ValueError: row 7 has no label" in seen("raises")
-    assert "ConnectionError" in seen("nowhere")
+    assert "look at Ray's nodes and workers" in seen("nowhere")
