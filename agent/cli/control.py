@@ -69,18 +69,33 @@ def restart(options: argparse.Namespace) -> int:
 @asking
 def incidents(options: argparse.Namespace) -> int:
     """To tell of them, or to review one."""
-    if not options.ack and not options.label:
-        return live.incidents(options)
-    if options.ack and options.label:
-        raise Failure("--ack and --label exclude each other", USAGE)
-    if not options.id:
+    _one_question(options)
+    return _review(options) if options.ack or options.label else live.incidents(options)
+
+
+def _one_question(options: argparse.Namespace) -> None:
+    """Failure for what one answer would pass over in silence."""
+    reviews, lists = ("ack", "label"), ("refused", "asked", "alerts")
+    asked = [one for one in (*reviews, *lists) if getattr(options, one)]
+    if len(asked) > 1:
+        raise Failure(f"--{asked[0]} and --{asked[1]} exclude each other", USAGE)
+    if options.reason and not set(asked) & set(reviews):
+        raise Failure("--reason belongs to --ack or --label", USAGE)
+    of_incidents = {"ID": options.id, "--all": options.all, "--would-have": options.would_have}
+    given = [name for name, value in of_incidents.items() if value]
+    if given and set(asked) & set(lists):
+        raise Failure(f"{given[0]} and --{asked[0]} exclude each other: the latter lists all",
+                      USAGE)
+    if asked and not options.id and asked[0] in reviews:
         raise Failure("which incident? Give its ID, or the beginning of it", USAGE)
-    return _review(options)
 
 
 def _review(options: argparse.Namespace) -> int:
     """`incidents ID --ack | --label`: on each agent of the node that has it."""
     found = reach()
+    if options.run:
+        agent, answer, _ = choose(found, options.run)
+        found = [(agent, answer)]
     one = live.one_incident(found, options.id)["id"]
     body: dict[str, Any] = {"reason": options.reason, "by": user_name(os.getuid())}
     if options.label:

@@ -449,7 +449,7 @@ def of_store(row: Json) -> list[Line]:
     elif row.get("reason"):
         said += field("  released", row["reason"])
     if row.get("strikes"):
-        said += field("  strikes", f"excluded for faults {row['strikes']} times lately")
+        said += field("  strikes", f"excluded for faults {count(row['strikes'], 'time')} lately")
     return said or [line("  runs may have ranks there")]
 
 

@@ -219,7 +219,7 @@ def test_a_node_is_excluded_drained_and_released_by_any_agent_that_knows_it(
         "node node-b: heard of 2.0 s ago",
         "  excluded   excluded, gets no ranks: loose cable (ann)",
         "  do         holdfast release node-b --reason TEXT, when it is well",
-        "  strikes    excluded for faults 1 times lately"]
+        "  strikes    excluded for faults 1 time lately"]
 
 
 def test_an_incident_is_found_by_the_beginning_of_its_id(
@@ -353,6 +353,34 @@ def test_an_alert_is_told_with_what_it_names(agents: dict[str, StandIn], capsys:
     said = " ".join(capsys.readouterr().out.split())
     assert "HotRack, node node-a, firing node-a is excluded" in said
     assert "HotRack, run m5, resolved waits to be settled" in said
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    ("--asked --alerts", "--asked and --alerts exclude each other"),
+    ("i-16 --ack --refused", "--ack and --refused exclude each other"),
+    ("i-16 --ack --label true", "--ack and --label exclude each other"),
+    ("i-16 --alerts", "ID and --alerts exclude each other"),
+    ("--all --asked", "--all and --asked exclude each other"),
+    ("--would-have --refused", "--would-have and --refused exclude each other"),
+    ("i-16 --reason seen", "--reason belongs to --ack or --label"),
+    ("--ack", "which incident? Give its ID"),
+])
+def test_incidents_answers_one_question_and_passes_over_nothing(
+    agents: dict[str, StandIn], capsys: Captured, words: str, said: str
+) -> None:
+    assert main(["incidents", *words.split()]) == 2
+    shown = capsys.readouterr()
+    assert said in shown.err and not shown.out
+    assert not [one.posted for one in agents.values() if one.posted]
+
+
+def test_a_review_goes_to_the_run_that_is_named(
+    agents: dict[str, StandIn], capsys: Captured
+) -> None:
+    assert main(["incidents", "i-16", "--ack", "--run", "m5"]) == 0
+    assert len(agents["m5"].posted) == 1 and not agents["other"].posted
+    assert main(["incidents", "i-16", "--ack"]) == 0
+    assert len(agents["other"].posted) == 1
 
 
 # The API's word -> the command line that asks for it: what one offers, the other does.
