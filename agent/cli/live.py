@@ -6,12 +6,13 @@ Owns which answers are asked for and combined; report.py owns how they read.
 from __future__ import annotations
 
 import argparse
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
 
 from . import report
-from .client import Answering, asking, choose, reach
+from .client import Agent, Answering, asking, choose, reach
 from .ended import ended_run
 from .text import Failure, line, show
 from .text import print_json as print_json
@@ -20,18 +21,33 @@ Found = list[tuple[Answering, dict[str, Any]]]
 
 
 def of_run(name: str | None) -> Found:
-    """The agents to be asked.  A run whose own agent has ended is asked from its journal."""
+    """The agents to be asked.  A run whose own agent has ended is asked from its journal, one that
+    a node's agent remembers from that."""
+    found: Found = []
     try:
-        found: Found = list(reach())
+        found = list(reach())
         if name:
             agent, answer, _ = choose(found, name)
             found = [(agent, answer)]
         return found
     except Failure:
         past = ended_run(name) if name else None
-        if past is None:
+        if past is not None:
+            return [past]
+        remembered = _remembering(found, name)
+        if not remembered:
             raise
-        return [past]
+        return remembered
+
+
+def _remembering(found: Found, run: str | None) -> Found:
+    """The agents that had this run and have it no more."""
+    them: Found = []
+    for agent, answer in found:
+        with contextlib.suppress(Failure):  # of a release before there were jobs
+            if any(one["run"] == run for one in agent.get("/api/v1/jobs")):
+                them.append((agent, answer))
+    return them
 
 
 def of_fleet(found: Found, what: str) -> list[dict[str, Any]]:
@@ -50,13 +66,14 @@ def of_fleet(found: Found, what: str) -> list[dict[str, Any]]:
 
 @asking
 def status(options: argparse.Namespace) -> int:
+    found: list[tuple[Agent, dict[str, Any]]] = []
     try:
         found = reach()
         if options.run and not report.is_elsewhere(found, options.run):
             agent, answer, _ = choose(found, options.run)
             found = [(agent, answer)]
     except Failure:
-        if options.run and ended_run(options.run) is not None:
+        if options.run and (ended_run(options.run) or _remembering([*found], options.run)):
             raise Failure(f"run {options.run} has ended: `holdfast incidents --run {options.run}` "
                           f"and `holdfast ledger --run {options.run}` say how it went") from None
         raise

@@ -222,6 +222,26 @@ def test_a_node_is_excluded_drained_and_released_by_any_agent_that_knows_it(
         "  strikes    excluded for faults 1 time lately"]
 
 
+def test_a_run_that_is_over_is_asked_of_the_agent_that_had_it(
+    agents: dict[str, StandIn], capsys: Captured
+) -> None:
+    for words in ("incidents --all", "ledger"):
+        assert main([*words.split(), "--run", "gone"]) == 1
+        assert "no run 'gone' here" in capsys.readouterr().err
+    node = agents["other"].answers
+    node["/api/v1/jobs"] = [{"run": "gone"}]
+    node["/api/v1/incidents?all=1"] = [
+        {**node["/api/v1/incidents/i-16"], "id": "gone-g1", "run": "gone"},
+        {**node["/api/v1/incidents/i-16"], "run": "other"}]
+    node["/api/v1/ledger"]["runs"]["gone"] = {"training": 60.0}
+    assert main(["incidents", "--all", "--run", "gone", "--json"]) == 0
+    assert [one["id"] for one in json.loads(capsys.readouterr().out)] == ["gone-g1"]
+    assert main(["ledger", "--run", "gone"]) == 0
+    assert "wall time 60 s" in capsys.readouterr().out
+    assert main(["status", "--run", "gone"]) == 1
+    assert "run gone has ended: `holdfast incidents --run gone`" in capsys.readouterr().err
+
+
 def test_an_incident_is_found_by_the_beginning_of_its_id(
     agents: dict[str, StandIn], capsys: Captured
 ) -> None:
