@@ -149,9 +149,10 @@ def incidents(options: argparse.Namespace) -> int:
     attempts = sorted({one.get("attempt", 1) for one in listed}, reverse=True)
     for attempt in attempts if len(attempts) > 1 else ():
         show([line(f"attempt {attempt}")])
-        show([*report.incidents([one for one in listed if one.get("attempt", 1) == attempt]), ()])
+        show([*report.incidents([one for one in listed if one.get("attempt", 1) == attempt],
+                                options.would_have), ()])
     if len(attempts) <= 1:
-        show(report.incidents(listed))
+        show(report.incidents(listed, options.would_have))
     show(report.words(others))
     if listed:
         show([(), line("one of them, whole: holdfast incidents ID")])

@@ -6,6 +6,7 @@ socket and no clock: ages come with the answer.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -33,6 +34,7 @@ from .text import (
 Json = Mapping[str, Any]
 STORE_SLOW_S = 0.5  # and page.html's: a busy machine is not slow yet, and a lease stands seconds
 INDENT = 12  # of the text beside a severity
+ACTION = re.compile(r"[a-z_]+: ")
 HEALTH_STYLE = {"ok": GOOD, "suspect": CARE, "fault": BAD}
 # the worst first
 SEVERITY_STYLE = {"fatal": BAD, "degraded": CARE, "warn": CARE, "unknown": CARE, "ok": GOOD}
@@ -271,9 +273,14 @@ def incident_line(incident: Json) -> list[Line]:
     text = reason if reason.startswith(who) else f"{who}: {reason}"
     (_, first), *more = field("", f"{incident['fault']}: {text}", indent=INDENT)
     if incident.get("would_have"):
-        more += field("", Span(f"asks for {incident['would_have']}", FAINT), indent=INDENT)
+        more += field("", Span(asked_for(incident["would_have"]), FAINT), indent=INDENT)
     style = SEVERITY_STYLE.get(severity, "")
     return [line(Span(f"  {severity}".ljust(INDENT), style), first), *more]
+
+
+def asked_for(would_have: str) -> str:
+    """What is not done, or not yet: an action and why, or only why."""
+    return f"asks for {would_have}" if ACTION.match(would_have) else would_have
 
 
 def _reason(incident: Json) -> str:
@@ -301,8 +308,9 @@ def cost(incident: Json) -> str:
     return ", ".join(parts) or "nothing"
 
 
-def incidents(found: Sequence[Json]) -> list[Line]:
-    """Two rows each, newest first.  The id is what one asks for next: it is never cut."""
+def incidents(found: Sequence[Json], would_have: bool = False) -> list[Line]:
+    """Two rows each, newest first, and what acting would have done where that was asked.  The id is
+    what one asks for next: it is never cut."""
     if not found:
         return [line("no incidents")]
     rows: list[list[Cell]] = [
@@ -318,7 +326,9 @@ def incidents(found: Sequence[Json]) -> list[Line]:
              Span(one["id"], FAINT))
         for one in found
     ]
-    return [head, *(row for both in zip(first, second, strict=True) for row in both)]
+    third = [field("", one["would_have"], indent=INDENT) if would_have else [] for one in found]
+    return [head, *(row for one, two, more in zip(first, second, third, strict=True)
+                    for row in (one, two, *more))]
 
 
 def refused(found: Sequence[Json]) -> list[Line]:

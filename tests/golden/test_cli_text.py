@@ -168,6 +168,9 @@ def test_open_incidents_stand_by_how_bad_they_are_with_what_is_asked_for() -> No
         ("warn", "cpu_machine_check"), ("ok", "log_root_cause")]
     assert f"XID 79 asks for {asks} degraded" in " ".join(text.split())
     assert max(len(row) for row in text.splitlines()) <= WIDTH
+    waits = "waits, and no restart is spent: a mount is gone"
+    text = plain(report._opened([said_of(severity="warn", would_have=waits)]))
+    assert waits in " ".join(text.split()) and "asks for" not in text
     assert not report._opened([])
     node = {"node": "n", "store_up": True, "faults": [one | {"evidence": ()} for one in found]}
     assert re.findall(r"\((\w+), shown only\)", plain(report.why(node))) == [
@@ -190,3 +193,12 @@ def test_an_id_is_never_cut() -> None:
     rows = plain(report.incidents(found)).splitlines()
     assert [row.split()[-1] for row in rows[2::2]] == ids
     assert [row.split()[0] for row in rows[2::2]] == ["fatal", "fatal"]
+
+
+def test_what_acting_would_have_done_is_told_where_that_was_asked() -> None:
+    would = "restart_ranks: what is left of the generation would have ended, and another one started"
+    found = [said_of(would_have=would), said_of(id="i-2", would_have=would)]
+    assert would not in " ".join(plain(report.incidents(found)).split())
+    text = plain(report.incidents(found, would_have=True))
+    assert " ".join(text.split()).count(would) == 2
+    assert max(len(row) for row in text.splitlines()) <= WIDTH

@@ -327,7 +327,7 @@ class RunCase:
             return
         if grant.action == policy.OBSERVE:
             ctx.reason = grant.reason
-            if not any(r.state in LIVE for r in ranks):
+            if self.recovery.gathered(ctx, ranks):
                 self.ending.decide(policy.finish_code(cause), grant.reason, cause.fault)
                 self.ending.finish(ctx, plan)
         elif self.recovery.ready(ctx, ranks) and not self.gate.holds_restart(ctx, cause):

@@ -147,11 +147,11 @@ def grant(
 
 
 def _would(granted: Grant) -> str:
-    """In a person's words."""
+    """The action, and in a person's words what it would have done."""
     if granted.action == FINISH:
-        return f"ended the run with {granted.code}: {granted.reason}"
-    beside = f" ({granted.rung})" if granted.rung else ""
-    return f"ended what is left of the generation and started another one{beside}"
+        return f"{STOP_RUN}: the run would have ended with {granted.code}: {granted.reason}"
+    return (f"{granted.rung or RESTART_RANKS}: what is left of the generation would have ended, "
+            "and another one started")
 
 
 def unexcluded(granted: Grant, why: str) -> Grant:

@@ -178,7 +178,7 @@ class Recoveries:
         if recovery.cause.parks and self._parking(ctx, recovery, ranks):
             ctx.reason = "waiting until the ranks have left at the end of their step"
             return False
-        if not self._gathered(ctx, recovery, ranks):
+        if not self.gathered(ctx, ranks):
             ctx.reason = "waiting until the other ranks are parked or ended"
             return False
         return not self._waits(ctx, recovery)
@@ -218,11 +218,12 @@ class Recoveries:
         limit_s = FAR_EVIDENCE_WAIT_S if far else EVIDENCE_WAIT_S
         return ctx.in_flight.busy(subject, "evidence") and waited_s < limit_s - 1e-6
 
-    def _gathered(
-        self, ctx: Context, recovery: Recovery, ranks: tuple[RankView, ...]
-    ) -> bool:
+    def gathered(self, ctx: Context, ranks: tuple[RankView, ...]) -> bool:
         """Every rank is parked or has ended; what stands in the way is ordered to stop."""
-        cause, view = recovery.cause, ctx.view
+        recovery, view = self.state.recovery, ctx.view
+        if recovery is None:
+            return True
+        cause = recovery.cause
         live = [r for r in ranks if r.state in LIVE and r.ended is None]
         mine = [r for r in live if r.node == view.node]
         parked = [r for r in ranks if r.state == "parked" and r.node == view.node]

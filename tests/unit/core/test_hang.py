@@ -354,7 +354,7 @@ def test_a_detector_that_observes_says_what_it_would_have_done() -> None:
     stall(lab, 1)
     assert "stop" not in stand(lab, 30.0)
     assert lab.decision.incidents[0].state == "open"
-    assert "ended the rank" in lab.decision.incidents[0].would_have
+    assert lab.decision.incidents[0].would_have == "restart_ranks: the rank would have ended"
 
 
 def test_a_frozen_agent_believes_no_still_page() -> None:

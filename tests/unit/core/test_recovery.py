@@ -523,10 +523,22 @@ def test_the_journal_stalled_does_not_hold_a_restart_up() -> None:
     assert lab.kinds(lab.settle()) == ["put", "start"]
 
 
+def test_a_death_that_is_only_observed_ends_the_ranks_that_would_wait_for_it() -> None:
+    """As torchrun does: they may never notice, and would hold their devices for hours."""
+    lab = Lab(grade="script", settings=Settings(act=()))
+    lab.begin()
+    lab.train(5)
+    lab.kill(1)
+    for _ in range(10):
+        lab.step(1.0)
+    assert [one.body.ranks for one in lab.log if one.kind == "stop"] == [(0,)]
+    assert lab.finishes() == [76] and len(lab.starts()) == 1
+
+
 def test_a_death_that_is_only_observed_says_what_acting_would_have_done() -> None:
     for max_restarts, would in (
-        (3, "ended what is left of the generation and started another one (restart_ranks)"),
-        (0, "ended the run with 76: "),
+        (3, "restart_ranks: what is left of the generation would have ended, and another one st"),
+        (0, "stop_run: the run would have ended with 76: "),
     ):
         lab = Lab(settings=Settings(act=()), max_restarts=max_restarts)
         lab.begin()

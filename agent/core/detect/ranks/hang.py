@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
+from ...actions import RESTART_RANKS
 from ...model import FATAL, OPAQUE, TRAINER, WARN, RankView, Settings, Value
 from ...run import members, policy
 from ...series.wait_history import History
@@ -79,7 +80,7 @@ class Hang(detector.RunDetector):
             return said._replace(cause=acting[0].cause, by_cost=by_cost)
         if first is None:
             return said._replace(moves=True)
-        would = "ended the rank and gone on without it" if first.act and observe else ""
+        would = f"{RESTART_RANKS}: the rank would have ended" if first.act and observe else ""
         return said._replace(suspicion=first.cause, would_have=would)
 
     def _costs(self, view: detector.RanksView) -> limits.Costs:
