@@ -64,6 +64,7 @@ TICK_S = 1.0
 FROZEN_S = 3.0  # between two steps: this agent stood still itself
 THAW_S = 1.5  # after that, until pages prove anything again
 RUNS_MAX = 32
+ABSENT_S = 60.0  # a launcher that waits for a restarted agent is back within seconds
 HANDLED_MAX = 256
 NOBODY_NAMED = "shown: where the kernel's line names no rank's process, nobody is looked at"
 PAUSED = "paused by an operator: shown, and nothing done"
@@ -131,6 +132,7 @@ class Node:
         self.since_boot_s = -1.0
         self.last_boot_s = -1.0
         self.thaw_boot_s = 0.0
+        self._absent_boot_s: dict[str, float] = {}  # run that is not shown -> since when
         self._seen: tuple[Now, Observed] | None = None
 
     def configure(self, settings: Settings, runbooks: Mapping[str, Runbook]) -> None:
@@ -223,6 +225,7 @@ class Node:
         self.kept.ledger.settle(
             now.boot_s, now.boot_id, doing, "health_check" if checking else "idle",
             {run: self.cases[run].phases for run in doing if run in self.cases})
+        self._leave(whole, {v.run for v in observed.runs})
         self._forget({v.run for v in observed.runs})
         answers = self._answers(whole, contexts)
         decision = self._decision(now, contexts, effects, verdicts, changed, answers)
@@ -504,6 +507,17 @@ class Node:
         return self.cases[run]
 
     # ------------------------------------------------------------ outputs
+
+    def _leave(self, whole: Context, seen: set[str]) -> None:
+        """Closes what stands open of runs that are over here.  A launcher that was asked to end, by
+        its caller or a drain, leaves by itself, and nobody is left to see how it went on."""
+        now_s, before = whole.now.boot_s, self._absent_boot_s
+        self._absent_boot_s = {
+            run: before.get(run, now_s) for run in self.cases if run not in seen}
+        for run, since_s in sorted(self._absent_boot_s.items()):
+            incidents = self.cases[run].incidents
+            if incidents.book.open and now_s - since_s > ABSENT_S:
+                incidents.close_all(whole, "the run is over here: its launcher has left")
 
     def _forget(self, seen: set[str]) -> None:
         """Runs that nobody shows any more go first when there are too many, and of those the ones

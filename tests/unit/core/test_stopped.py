@@ -11,7 +11,7 @@ from pages import promtool
 
 from holdfast.agent.config.runbooks import load_runbooks
 from holdfast.agent.core.model import Ended, Now, Observed, RunView, StoreView, Verdict
-from holdfast.agent.core.node import RUNS_MAX
+from holdfast.agent.core.node import ABSENT_S, RUNS_MAX
 from holdfast.agent.core.run.incidents import FINISHED_S
 from holdfast.agent.web import status
 from holdfast.dashboards.rules import faults, files
@@ -127,3 +127,26 @@ def test_others_that_come_and_go_do_not_push_it_out() -> None:
         view = RunView(run=f"{'as'[number % 2]}{number}", node="a", grade="script", nproc=1)
         assert said(lab, 1.0, (view,)) is not None
     assert said(lab, FINISHED_S) is None
+
+
+def test_what_stood_open_of_a_run_that_was_asked_to_end_is_closed_once_it_has_gone() -> None:
+    """Its launcher leaves by itself: no order of the agent's ends it, and nobody sees it go on."""
+    lab = Lab(grade="script")
+    lab.begin()
+    lab.train(5)
+    lab.kill(1)
+    lab.settle()
+    (fault,) = [one.id for one in lab.decision.incidents if one.state == "acted"]
+
+    def shown(seconds: float, *runs: RunView) -> tuple[str, ...]:
+        lab.boot_s += seconds
+        now = Now(lab.boot_s, 1e9 + lab.boot_s, "b")
+        decision = lab.node.step(now, Observed(runs=runs, store=lab.observed().store))
+        return tuple(one.state for one in decision.incidents if one.id == fault)
+
+    assert shown(1.0) == ("acted",)
+    assert shown(ABSENT_S - 1.0) == ("acted",), "it may come back"
+    assert shown(1.0, replace(lab.view, connected=False)) == ("acted",)
+    assert shown(1.0) == shown(ABSENT_S) == ("acted",), "counted anew"
+    assert shown(1.0) == ("closed",)
+    assert shown(1.0) == ()
