@@ -196,7 +196,7 @@ def test_an_id_is_never_cut() -> None:
 
 
 def test_what_acting_would_have_done_is_told_where_that_was_asked() -> None:
-    would = "restart_ranks: what is left of the generation would have ended, and another one started"
+    would = "restart_ranks: the generation would have ended, and another one have started there"
     found = [said_of(would_have=would), said_of(id="i-2", would_have=would)]
     assert would not in " ".join(plain(report.incidents(found)).split())
     text = plain(report.incidents(found, would_have=True))
