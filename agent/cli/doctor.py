@@ -103,13 +103,25 @@ def job_interpreter(environ: Mapping[str, str]) -> Finding:
     return Finding(what, HAVE, f"{version} with torch {torch} ({python})")
 
 
-def trainer(_: Mapping[str, str]) -> Finding:
-    from importlib.util import find_spec
-
-    lacking = [name for name in ("torch", "tokenizers", "numpy") if find_spec(name) is None]
+def trainer(environ: Mapping[str, str]) -> Finding:
+    """What the built-in trainer needs, in the Python that would run it."""
+    cost = "`holdfast train`; install holdfast[trainer] there"
+    code = (
+        "import sys\nsys.path[:1] = [p for p in sys.path[:1] if p]\nimport importlib.util as u\n"
+        "names = ['torch', 'tokenizers', 'numpy', 'holdfast']\n"
+        "print(*[name for name in names if u.find_spec(name) is None])"
+    )
+    try:
+        python = job_python([], environ)
+        done = subprocess.run([python, "-c", code], capture_output=True, text=True,
+                              timeout=PROBE_TIMEOUT_S, check=True)
+    except Failure as failure:
+        return Finding("trainer", LACK, str(failure), cost)
+    except (OSError, subprocess.SubprocessError) as error:
+        return Finding("trainer", LACK, f"{python}: {error}", cost)
+    lacking = done.stdout.split()
     if lacking:
-        return Finding("trainer", LACK, f"no {', '.join(lacking)} in {sys.executable}",
-                       "`holdfast train` and `holdfast demo`; install holdfast[trainer]")
+        return Finding("trainer", LACK, f"no {', '.join(lacking)} in {python}", cost)
     return Finding("trainer", HAVE, "holdfast[trainer] is installed")
 
 

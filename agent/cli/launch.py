@@ -8,6 +8,7 @@ arguments are the launcher's to read (worker/bootstrap.py).
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -49,7 +50,8 @@ def python_flag(argv: Sequence[str]) -> str:
 
 
 def job_python(argv: Sequence[str], environ: Mapping[str, str]) -> str:
-    """The job's interpreter: --python, the active venv's, conda's, else this one.
+    """The job's interpreter: --python, the active venv's, conda's, else this one; from a package,
+    whose own no job may run in, the one on the PATH.
 
     Raises Failure (78) when the one that was named is not there."""
     named = python_flag(argv)
@@ -58,12 +60,12 @@ def job_python(argv: Sequence[str], environ: Mapping[str, str]) -> str:
     for variable in ("VIRTUAL_ENV", "CONDA_PREFIX"):
         if environ.get(variable):
             return _existing(f"{environ[variable]}/bin/python", f"${variable}", environ)
-    return sys.executable
+    is_packaged = sys.flags.isolated  # bin/holdfast of a package begins so, and no other
+    on_path = shutil.which("python3", path=environ.get("PATH", "")) if is_packaged else None
+    return os.path.abspath(on_path) if on_path else sys.executable
 
 
 def _existing(python: str, origin: str, environ: Mapping[str, str]) -> str:
-    import shutil
-
     found = shutil.which(python, path=environ.get("PATH"))
     if not found:
         hint = "deactivate that environment, or name the interpreter with --python"

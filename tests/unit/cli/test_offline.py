@@ -67,6 +67,33 @@ def test_the_jobs_interpreter(tmp_path: Path) -> None:
     assert raised.value.code == 78
 
 
+def test_a_packages_own_interpreter_is_not_the_jobs(tmp_path: Path) -> None:
+    """bin/holdfast of a package starts it isolated; what is on the PATH is what the user runs."""
+    (tmp_path / "python3").symlink_to("/bin/true")
+    code = ("import sys; from holdfast.agent.cli import launch\n"
+            "for path in sys.argv[1:]: print(launch.job_python([], {'PATH': path}))")
+
+    def chosen(*flags: str) -> list[str]:
+        return subprocess.run(
+            [sys.executable, *flags, "-c", code, str(tmp_path), "/nowhere"], capture_output=True,
+            text=True, timeout=60, check=True).stdout.split()
+
+    assert chosen("-I") == [str(tmp_path / "python3"), sys.executable]
+    assert chosen() == [sys.executable] * 2
+
+
+def test_the_doctor_looks_for_the_trainer_where_it_would_run(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    python = tmp_path / "bin/python"
+    python.write_text("#!/bin/sh\necho torch holdfast\n")
+    python.chmod(0o755)
+    found = doctor.trainer({"VIRTUAL_ENV": str(tmp_path), "PATH": ""})
+    assert found.state == doctor.LACK and found.said == f"no torch, holdfast in {python}"
+    python.write_text("#!/bin/sh\n")
+    assert doctor.trainer({"VIRTUAL_ENV": str(tmp_path), "PATH": ""}).state == HAVE
+    assert doctor.trainer({"VIRTUAL_ENV": "/nowhere"}).state == doctor.LACK
+
+
 def test_run_becomes_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[str, list[str], dict[str, str]]] = []
     monkeypatch.setattr(launch.os, "execve", lambda *given: seen.append(given))
