@@ -10,6 +10,7 @@ import pytest
 from grafana import TOKEN, Grafana, grafana
 
 from holdfast.agent.cli import main
+from holdfast.dashboards.grafana import push as grafana_push
 
 Captured = pytest.CaptureFixture[str]
 UIDS = {f"holdfast-{name}" for name in ("fleet", "run", "node", "recovery")}
@@ -143,11 +144,16 @@ def test_no_server_and_no_address_are_said(tmp_path: Path, capsys: Captured) -> 
     token.write_text(TOKEN)
     token.chmod(0o600)
     for url, words in (
-            ("http://127.0.0.1:1", "does not answer"), ("grafana:3000", "is no address"),
+            ("http://127.0.0.1:1", "does not answer as Grafana does: Connection refused\n"),
+            ("grafana:3000", "is no address"),
             ("http://h:x", "Port could not"), ("http://", "is no address")):
         assert main(["dashboards", "push", "--url", url, "--token-file", str(token)]) == 1
         said = capsys.readouterr().err
         assert words in said and said.count("\n") == 1, said
+    unresolved = OSError("HTTPConnectionPool(host='h', port=80): Max retries exceeded (Caused by "
+                         "NameResolutionError(\"Failed ([Errno -2] Name or service not known)\"))")
+    assert grafana_push._cause(unresolved) == "Name or service not known"
+    assert grafana_push._cause(OSError("Read timed out. (read timeout=15)")) == "nothing within 15 s"
     assert main(["dashboards", "push", "--url", "http://h"]) == 2
     assert main(["dashboards", "push", "--to", "x", "--url", "u", "--token-file", "f"]) == 2
     assert main(["dashboards", "render", "--dry-run"]) == 2

@@ -95,10 +95,19 @@ class Server:
                 return None
             raise Refused(f"{self.url}: {_words(error)}") from error
         except OSError as error:  # requests' own errors are of it
-            raise Refused(f"{self.url} does not answer as Grafana does: {error}") from error
+            raise Refused(f"{self.url} does not answer as Grafana does: {_cause(error)}") from error
         except TypeError as error:  # grafana_api takes a page with the word `message` for JSON
             raise Refused(f"{self.url} answers with a page that is not Grafana's API: is the "
                           "address right?") from error
+
+
+def _cause(error: OSError) -> str:
+    """The system's own words, which requests wraps in three classes' names."""
+    said = str(error)
+    found = re.search(r"\[Errno -?\d+\] ([^'\")]+)", said)
+    if found:
+        return found[1]
+    return f"nothing within {TIMEOUT_S:g} s" if "timed out" in said else said
 
 
 def _words(error: Any) -> str:
