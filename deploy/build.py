@@ -72,6 +72,22 @@ def check_setuptools() -> None:
             f"{sys.executable} -m pip install 'setuptools>={SETUPTOOLS}'")
 
 
+def served(pythons: Sequence[str]) -> list[str]:
+    """In their order, each once.  BuildError for a gap: a Debian package can only say from which to
+    which Python it is for, and would be installed beside the one that it lacks."""
+    found = sorted({*pythons}, key=PYTHONS.index)
+    first, last = PYTHONS.index(found[0]), PYTHONS.index(found[-1])
+    missing = [one for one in PYTHONS[first:last] if one not in found]
+    if missing:
+        raise BuildError(f"--python: {' and '.join(missing)} between {found[0]} and {found[-1]} is "
+                         "missing: add it, or leave one of them out")
+    return found
+
+
+def say(what: str) -> None:
+    print(f"build: {what}", file=sys.stderr, flush=True)
+
+
 def build_wheel(version: str, to: Path) -> tuple[Path, Path]:
     """(wheel, sdist).  The wheel is made from the unpacked sdist, so that both hold the same."""
     to.mkdir(parents=True, exist_ok=True)
@@ -229,28 +245,37 @@ def size_kb(root: Path) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
-    parser.add_argument("what", nargs="+", choices=("wheel", "deb", "tarball"))
-    parser.add_argument("--to", type=Path, default=ROOT / "dist", metavar="DIR")
+    parser.add_argument("what", nargs="+", choices=("wheel", "deb", "tarball"),
+                        help="wheel and sdist are made in any case")
+    parser.add_argument("--to", type=Path, default=ROOT / "dist", metavar="DIR",
+                        help="where they go (default: %(default)s)")
     parser.add_argument("--version", default=project_version(), help="default: %(default)s")
-    parser.add_argument("--python", nargs="+", default=PYTHONS, choices=PYTHONS, metavar="X.Y",
-                        help=f"serve these (default: {' '.join(PYTHONS)})")
-    parser.add_argument("--arch", default="x86_64", choices=tuple(DEBIAN))
+    parser.add_argument("--python", action="append", choices=PYTHONS, metavar="X.Y",
+                        help="have package and tarball serve this one; may be given again "
+                             f"(default: {', '.join(PYTHONS)})")
+    parser.add_argument("--arch", default="x86_64", choices=tuple(DEBIAN),
+                        help="of package and tarball (default: %(default)s)")
     parser.add_argument("--take-python", type=Path, metavar="DIR",
                         help="put the interpreter of this prefix into the tarball, for hosts "
                              "without one; it must run wherever it lies")
     given = parser.parse_args(arguments)
     try:
+        pythons = served(given.python or PYTHONS)
         check_setuptools()
+        say("wheel and sdist")
         wheel, sdist = build_wheel(given.version, given.to)
         made = [wheel, sdist]
         with tempfile.TemporaryDirectory(prefix="holdfast-tree-") as place:
             if {"deb", "tarball"} & set(given.what):
                 tree = Path(place) / "tree"
                 tree.mkdir()
-                make_tree(wheel, given.python, given.arch, tree)
+                say(f"what it needs, for Python {', '.join(pythons)}: a minute or more")
+                make_tree(wheel, pythons, given.arch, tree)
             if "deb" in given.what:
-                made.append(build_deb(tree, given.version, given.python, given.arch, given.to))
+                say("Debian package")
+                made.append(build_deb(tree, given.version, pythons, given.arch, given.to))
             if "tarball" in given.what:
+                say("tarball")
                 made.append(build_tarball(
                     tree, given.version, given.arch, given.take_python, given.to))
     except (BuildError, OSError, subprocess.TimeoutExpired) as error:

@@ -21,6 +21,7 @@ from holdfast.agent.metrics.names import known
 from holdfast.dashboards.rules import faults, files
 from holdfast.runbooks import prose
 
+ROOT = Path(__file__).resolve().parent.parent
 BASE = "http://runbooks.example"
 PAGES_MAX = 10
 FAULTS = "holdfast_faults"  # the group of the tickets
@@ -474,6 +475,16 @@ def test_every_alert_says_what_a_person_needs() -> None:
     used = {one["annotations"]["runbook_url"].removeprefix(BASE + "/").removesuffix(".md")
             for one in alerts()}
     assert fleet <= used, "a page that no alert leads to"
+
+
+def test_the_page_names_every_recorded_series() -> None:
+    text = (ROOT / "docs/alerts.md").read_text().replace(
+        "`holdfast:goodput:ratio_rate5m` (`30m`, `1h`, `6h`)",
+        " ".join(f"`holdfast:goodput:ratio_rate{one}`" for one in ("5m", "30m", "1h", "6h")))
+    recorded = {rule["record"] for group in yaml.safe_load(rendered())["groups"]
+                for rule in group["rules"] if "record" in rule}
+    assert len(recorded) > 10
+    assert {one for one in recorded if f"`{one}`" not in text} == set()
 
 
 def test_every_fault_has_the_ticket_that_its_runbook_names() -> None:

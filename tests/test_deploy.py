@@ -154,3 +154,14 @@ def test_a_python_without_the_setuptools_that_it_needs_is_told_what_to_install(
     said = capsys.readouterr().err
     assert "-m pip install 'setuptools>=77'" in said and "Traceback" not in said
     assert not (tmp_path / "dist").exists()
+
+
+def test_a_package_serves_pythons_in_order_and_without_a_gap(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its control file names the lowest and the highest."""
+    low, middle, high = builder().PYTHONS
+    assert builder().served([high, middle, high]) == [middle, high]
+    assert builder().main(["--python", high, "--python", low, "deb", "--to", str(tmp_path)]) == 1
+    assert f"--python: {middle} between {low} and {high} is missing" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

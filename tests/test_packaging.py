@@ -85,7 +85,7 @@ def test_the_base_install_needs_no_torch() -> None:
 
 
 def test_the_recipe_of_the_image_names_files_that_are_there() -> None:
-    """It was never built: at least nothing that it copies may be gone."""
+    """Over its base it was never built: at least nothing that it copies may be gone."""
     recipe = (ROOT / "deploy/container/Containerfile").read_text()
     copied = [word for line in recipe.splitlines() for word in line.split()[1:-1]
               if line.startswith("COPY ") and "--from" not in line]

@@ -160,5 +160,7 @@ if [ $units = yes ]; then
     echo "installed $("$prefix/bin/holdfast" --version) in $prefix; start it with:" \
         "systemctl enable --now holdfast"
 else
-    echo "installed $("$prefix/bin/holdfast" --version) in $prefix"
+    # Not the folder on the PATH: its own python would be found before yours.
+    echo "installed $("$prefix/bin/holdfast" --version) in $prefix; its command is" \
+        "$prefix/bin/holdfast, to be called so or linked to from a folder of your PATH"
 fi

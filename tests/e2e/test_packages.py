@@ -130,10 +130,13 @@ def test_the_tarball_installs_and_runs_where_there_is_no_network(tmp_path: Path)
     install = [*alone, str(unpacked / "install.sh"), "--prefix", str(prefix), "--no-units"]
     if not Path(SYSTEM_PYTHON).exists():
         install += ["--python", sys.executable]
-    assert said(install, home) == f"installed holdfast {packages.version} in {prefix}\n"
+    assert said(install, home) == (
+        f"installed holdfast {packages.version} in {prefix}; its command is {prefix}/bin/holdfast, "
+        "to be called so or linked to from a folder of your PATH\n")
     said(install, home)  # again, over it
     assert not list(prefix.parent.glob("holdfast.*"))
-    holdfast = str(prefix / "bin/holdfast")
+    (home / "linked").symlink_to(prefix / "bin/holdfast")
+    holdfast = str(home / "linked")
     assert said([*alone, holdfast, "--version"], home) == f"holdfast {packages.version}\n"
     script = home / "job.py"
     script.write_text("import os; print('rank', os.environ['RANK'], 'ran')\n")
