@@ -1,21 +1,28 @@
 """Whether a silent node's kernel answers, asked without filling its agent's queue.
 
 Owns the questions to one node's address, and what became of them in one silence.  A connection to
-a port where nobody listens is refused by the kernel alone, as often as it is asked.  One to the
-agent's own port is taken into a queue that a stopped agent never empties: full, it makes a living
-kernel as silent as a dead one.  So that port is asked only until another answers, or once.
+a port where nobody listens is refused by the kernel alone, as often as it is asked: so it is asked
+the oftener, the more packets get lost on the way there.  One to the agent's own port is taken into
+a queue that a stopped agent never empties: full, it makes a living kernel as silent as a dead one.
+So that port is asked only until another answers, or once.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-PROBES, PROBE_GAP_S, PROBE_S = 3, 0.1, 0.3  # a lost packet must not pass for a dead kernel
+PROBE_S = 0.3  # for one answer
+PROBES, PROBE_GAP_S = 3, 0.1  # to the agent's own port, whose queue is not to be filled
 CLOSED_PORT = 1  # tcpmux, which nobody serves; who does answers as well
+CLOSED_LEAST, CLOSED_MOST, CLOSED_GAP_S = 6, 24, 0.02
+CHANCE = 1e-6  # that a kernel that lives answers none of the questions to its closed port
+PRIOR_LOST, PRIOR = 1.0, 10.0  # where nothing is known: one question in ten gets no answer
+REMEMBERED = 100.0  # questions: loss of long ago says little of now
 
 
 class Answer(Enum):
@@ -32,11 +39,35 @@ class Silence:
     taken: bool = False  # a question stands in its agent's queue
 
 
+@dataclass
+class Way:
+    """How much gets lost between here and one node, by the questions that its kernel answered."""
+
+    asked: float = 0.0
+    unanswered: float = 0.0
+
+    def questions(self) -> int:
+        """So many that a living kernel is not taken for a dead one, and no more: each takes time.
+        """
+        lost = (self.unanswered + PRIOR_LOST) / (self.asked + PRIOR)
+        wanted = math.ceil(math.log(CHANCE) / math.log(lost))
+        return min(CLOSED_MOST, max(CLOSED_LEAST, wanted))
+
+    def learn(self, answers: int, asked: int) -> None:
+        """Of what gets no answer at all nothing is learned: that may be a dead node, or a firewall.
+        """
+        if answers:
+            kept = min(1.0, REMEMBERED / (self.asked + asked))
+            self.asked = kept * (self.asked + asked)
+            self.unanswered = kept * (self.unanswered + asked - answers)
+
+
 class KernelQuestions:
     """One observer's."""
 
     def __init__(self) -> None:
         self._silences: dict[str, Silence] = {}
+        self._ways: dict[str, Way] = {}
 
     def heard(self, name: str) -> None:
         """The node itself spoke: what its kernel said before is over."""
@@ -44,8 +75,9 @@ class KernelQuestions:
 
     def keep(self, names: Collection[str]) -> None:
         """These are the others now."""
-        for name in self._silences.keys() - set(names):
-            del self._silences[name]
+        for kept in (self._silences, self._ways):
+            for name in kept.keys() - set(names):
+                del kept[name]
 
     async def ask(self, name: str, host: str, port: int) -> bool | None:
         """Whether its kernel answers.  None: that cannot be told, and what was known stands.
@@ -53,25 +85,37 @@ class KernelQuestions:
         A firewall may swallow questions to closed ports.  Where the agent's own port took one
         before, silence at the other proves nothing any more.
         """
+        closed, agent = self.wanted(name)
+        return self.told(name, *await asyncio.gather(
+            _tries(host, CLOSED_PORT, closed, CLOSED_GAP_S),
+            _tries(host, port, agent, PROBE_GAP_S)))
+
+    def wanted(self, name: str) -> tuple[int, int]:
+        """How often the closed port is asked now, and how often the agent's own."""
         silence = self._silences.setdefault(name, Silence())
         own = not (silence.refuses or silence.taken)
-        closed, agent = await asyncio.gather(
-            _tries(host, CLOSED_PORT), _tries(host, port if own else 0))
-        if any(answer is not Answer.NONE for answer in closed):
+        return self._ways.setdefault(name, Way()).questions(), PROBES if own else 0
+
+    def told(
+        self, name: str, closed: Sequence[Answer], agent: Sequence[Answer]
+    ) -> bool | None:
+        """What the answers of both ports come to."""
+        silence, way = self._silences.get(name, Silence()), self._ways.get(name, Way())
+        way.learn(sum(one is not Answer.NONE for one in closed), len(closed))
+        if any(one is not Answer.NONE for one in closed):
             silence.refuses = True
             return True
         if silence.refuses:
             silence.refuses = False  # the next question goes to both
             return None
         silence.taken = silence.taken or Answer.TAKEN in agent
-        return any(answer is not Answer.NONE for answer in agent) if own else None
+        return any(one is not Answer.NONE for one in agent) if agent else None
 
 
-async def _tries(host: str, port: int) -> list[Answer]:
-    """What becomes of a few questions in a row; port 0: none is asked."""
-    count = PROBES if port else 0
+async def _tries(host: str, port: int, count: int, gap_s: float) -> list[Answer]:
+    """What becomes of so many questions in a row."""
     return list(await asyncio.gather(
-        *(answer(host, port, number * PROBE_GAP_S) for number in range(count))))
+        *(answer(host, port, number * gap_s) for number in range(count))))
 
 
 async def answer(host: str, port: int, delay_s: float) -> Answer:
