@@ -224,6 +224,16 @@ def ranks_of(
     return tuple(found[n] for n in sorted(found))
 
 
+def silent(
+    view: RunView, plan: Plan, beats: tuple[Beat, ...], now: Now, settings: Settings
+) -> tuple[str, ...]:
+    """The nodes of the plan's ranks of which nothing is heard now: soon they are lost, or back."""
+    if settings.single_node:
+        return ()
+    fresh = {b.node for b in beats if b.run == view.run and is_fresh(b, now, settings)}
+    return tuple(sorted({node for _, node in plan.ranks} - fresh - {view.node}))
+
+
 def here(rank: RankView, beat: Beat, now: Now) -> RankView:
     """Another machine's rank in this one's time.  What its clock shows means nothing here, and
     machines boot days apart: only how long ago a thing was, when the beat was sent, does."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from holdfast.agent.core.model import Settings, Stop, Verdict
 
-from .driver import Lab, replace
+from .driver import Cluster, Lab, replace
 
 
 def trained(grade: str = "trainer", nproc: int = 2, to: int = 20, **view: Any) -> Lab:
@@ -394,3 +396,33 @@ def test_alone_in_the_world_steps_since_the_last_state_count() -> None:
     assert "stop" not in stand(lab, 11.8)
     assert "stop" in stand(lab, 0.4, 0.1)
     assert replace(lab.plan()).generation >= 1
+
+
+@pytest.mark.parametrize("limit_s", [0.0, 8.0])
+def test_while_nothing_is_heard_of_a_node_its_ranks_may_be_those_that_are_waited_for(
+    limit_s: float,
+) -> None:
+    """A beat is stale long before its node is lost: who is left then is not the only rank."""
+    cluster = Cluster("abc", 2, startup_s=1.0, hang_limit_s=limit_s)
+    cluster.run(6)
+    leader = cluster.labs[cluster.leader()]
+    (rank,) = leader.view.ranks
+    for lab in cluster.labs.values():
+        lab.all(step=5, phase="forward_backward", step_time_s=0.5, still_s=0.0)
+    cluster.run(2)
+    (silent,) = {node for _, node in cluster.plan().ranks} - {leader.name}
+    cluster.dead.add(silent)
+    ended_s = 0
+    for second in range(1, 15):  # one and a half leases
+        leader.change(rank.rank, phase="collective", still_s=float(second))
+        cluster.step()
+        if not ended_s and leader.view.ranks[0].ended is not None:
+            ended_s = second
+    assert ended_s == (8 if limit_s else 0), "a limit of the user's holds whatever is so"
+    if not limit_s:
+        (found,) = hang(leader)
+        assert found.subject == "run/r" and found.severity == "warn"
+        assert f"nothing is heard of {silent}, where the others are" in found.reason
+        cluster.run(8)
+        assert cluster.plan().reason.startswith(f"{silent}: not heard of")
+        assert leader.name in cluster.plan().members and silent not in cluster.plan().members

@@ -23,6 +23,7 @@ STALE_BEAT_S = 1.5  # the ticker beats at 10 Hz: fifteen beats missing
 EARLY_STOP_S = 0.2  # a T state this old is worth evidence before it is proof
 BEAT_STEP_S = 0.05  # a beat is on average this old when the process stops
 SAME_STILL_S = 0.1  # ranks that stopped moving closer together than this are not told apart
+NAMED_MAX = 4  # nodes that a reason names
 FAR_S = 2.0  # ... and what another node said of its ranks is older than what this one sees
 NOT_LIVE = ("T", "t", "Z", "X", "x")
 
@@ -45,6 +46,7 @@ class HangView(Value, frozen=True):
     boot_s: float
     resumed_step: int = 0
     bases: dict[int, int] | None = None  # see collective.learn_bases; {}: count from 0
+    silent: tuple[str, ...] = ()  # nodes of its ranks that nothing is heard of
 
 
 class Look(Value, frozen=True):
@@ -67,6 +69,8 @@ class Hang(detector.RunDetector):
         found = look(HangView(
             run=state.run, ranks=ranks, costs=self._costs(view), boot_s=view.now.boot_s,
             resumed_step=plan.resume.step, bases=state.progress.bases,
+            silent=members.silent(
+                view.run, plan, view.observed.beats, view.now, view.settings),
         ), state.history, view.settings)
         first = found.findings[0] if found.findings else None
         acting = [finding for finding in found.findings if finding.act]
@@ -142,6 +146,8 @@ def _still(
     held = _gil_holders(live)
     if held:
         culprits, how = held, "its ticker stands still while the process lives"
+    elif view.silent:
+        culprits = live  # whom they wait for may be among those that are not heard of
     waits = {r.rank: max(r.still_s, r.beat_age_s) if held else r.still_s for r in culprits}
     left_s = max(_suspect_s(r, held, view.costs, history, settings) - waits[r.rank]
                  for r in culprits)
@@ -151,6 +157,8 @@ def _still(
     waited_s = min(waits.values())
     act = waited_s >= limit_s
     wake_s = 3600.0 if act else max(0.01, limit_s - waited_s + 0.005)
+    if view.silent and not held:
+        return _unheard(view, live, waited_s, act, wake_s)
     fault = "rank_gil_held" if held else "rank_hung"
     tail = f"waited {waited_s:.1f} s, would act at {min(limit_s, 1e6):.1f} s"
     finding = (
@@ -240,15 +248,32 @@ def _suspect_s(
     return STALE_BEAT_S if held else limits.suspect_s(rank, costs, history, settings)
 
 
-def _unnamed(ranks: tuple[RankView, ...], fault: str, tail: str, act: bool) -> Finding:
-    names = ", ".join(str(r.rank) for r in ranks)
+def _unheard(
+    view: HangView, live: tuple[RankView, ...], waited_s: float, over: bool, wake_s: float
+) -> Look:
+    """The ranks that are heard of stand still, and others are on nodes that are silent.  Those are
+    lost soon or heard of again; until then a limit of the user's alone ends what may be waiting."""
+    limit = view.costs.hang_limit_s > 0 and all(
+        limits.user_limit_applies(rank, view.costs) for rank in live)
+    found = _unnamed(live, "rank_hung", f"waited {waited_s:.1f} s", over and limit, (
+        f"and nothing is heard of {', '.join(view.silent[:NAMED_MAX])}, where the others are"))
+    found = msgspec.structs.replace(found, limit=limit)
+    return Look((found,), tuple(rank.rank for rank in live), wake_s)
+
+
+def _unnamed(
+    ranks: tuple[RankView, ...], fault: str, tail: str, act: bool,
+    why: str = "and nothing tells them apart",
+) -> Finding:
+    who = f"ranks {', '.join(str(r.rank) for r in ranks)} stand" if len(ranks) > 1 \
+        else f"{ranks[0].who} stands"
     # One row a rank, so that there is room for where each of a node's ranks is found to stand.
     rows = [(f"rank {r.rank}", "; ".join(f"{what} {value}" for what, value in _rows(r)))
             for r in ranks]
     rows += [(f"rank {r.rank} where", r.where) for r in ranks if r.where]
     cause = Cause(
         fault=fault, generation=ranks[0].generation, detector=DETECTOR, evidence=tuple(rows),
-        reason=f"culprit unknown: ranks {names} stand still and nothing tells them apart; {tail}",
+        reason=f"culprit unknown: {who} still {why}; {tail}",
         step=max(r.step for r in ranks), confidence=0.5, severity=FATAL if act else WARN)
     return Finding(cause, act)
 
