@@ -341,7 +341,9 @@ class Repairs:
         late = self._is_late(ctx, item)
         works = sorted(view.run for view in views if exclusions.works_on(self.name, view, ctx))
         if works:
-            hangs = late and action == item.action and not item.patient
+            # The ranks that are in the way of a reset are in that of the reboot behind it as well.
+            failed = item.action == RESET_GPU and self._was_reset(ctx, item)
+            hangs = late and (action == item.action or failed) and not item.patient
             return "" if hangs else f"waits until the ranks of {_some(works)} are elsewhere"
         for view in views:
             case = cases.get(view.run)

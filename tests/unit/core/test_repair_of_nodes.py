@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from holdfast.agent.core.model import Doc, NodeOrder, Request, Settings
-from holdfast.agent.core.nodes.repair import DRAIN_S, SEEN_S, SETTLE_S
+from holdfast.agent.core.model import Doc, Effect, NodeOrder, Request, Settings
+from holdfast.agent.core.nodes.repair import DRAIN_S, RAN, SEEN_S, SETTLE_S
 from holdfast.agent.core.run.members import read_node
 
 from .driver import Cluster, Lab
@@ -88,9 +88,9 @@ def test_ranks_that_stay_are_waited_for() -> None:
     assert said(lab) == WAITS
 
 
-def of_another_gpu(names: str, wants: str) -> Cluster:
+def of_another_gpu(names: str, wants: str, **settings: object) -> Cluster:
     """A run uses GPU 0 of each node alone, and GPU 1 of b fails."""
-    cluster = fleet(names, alone=len(names) == 2)
+    cluster = fleet(names, alone=len(names) == 2, **settings)
     for lab in cluster.labs.values():
         lab.view = replace(lab.view, visible=(("nvidia", "0"),))
         lab.samples = tuple(
@@ -139,6 +139,30 @@ def test_a_drain_and_reset_waits_for_ranks_without_limit_on_a_node_that_is_out_a
     lab._stop = lambda _: None  # type: ignore[method-assign]
     cluster.run(SETTLE_S + 3 * DRAIN_S)
     assert not orders(lab) and "elsewhere" in said(lab)
+
+
+def test_a_rank_that_hangs_does_not_keep_the_reboot_behind_a_failed_reset_from_coming() -> None:
+    """It had its time to go elsewhere before the reset, which failed because it is still there."""
+    cluster = of_another_gpu("abc", "reset_gpu", allow=("reset_gpu", "reboot_node"))
+    lab = cluster.labs["b"]
+    performs = lab._perform
+
+    def perform(effect: Effect) -> None:
+        performs(effect)
+        if effect.kind == "reset_gpu":
+            lab.outcomes[-1] = replace(
+                lab.outcomes[-1], ok=False, error=f"{RAN} nvidia-smi ended with 255: in use")
+
+    lab._perform = perform  # type: ignore[method-assign]
+    lab._stop = lambda _: None  # type: ignore[method-assign]
+    cluster.run(SETTLE_S + SEEN_S + 10)
+    assert not orders(lab) and "until the ranks of r are elsewhere" in said(lab)
+    while not orders(lab):
+        cluster.step()
+        assert lab.boot_s < 1000.0
+    assert orders(lab) == ["reset_gpu"]
+    cluster.run(SEEN_S)
+    assert orders(lab) == ["reset_gpu", "reboot"]
 
 
 @pytest.mark.parametrize("late", ["", "ef"])
