@@ -44,6 +44,7 @@ class World:
         self.shared = nodes.home / "shared"
         self.shared.mkdir(exist_ok=True)
         self.max_restarts, self.gate = 20, "[]"
+        self.readings = ""  # more of each agent's [agent]
         self.settings = ""  # more of each agent's [detect] and behind it; {home} is its node's
         self.labels: dict[int, dict[str, str]] = {}  # node -> cluster.labels of its agent
         self.processes: dict[int, subprocess.Popen[bytes]] = {}
@@ -82,7 +83,8 @@ class World:
         labels = "\n".join(["[cluster.labels]", *(f'{key} = "{text}"' for key, text in
                                                    given.items()), ""]) if given else ""
         config.write_text(
-            f'[agent]\nnode = "{node.name}"\nlisten = ""\n[checks]\ngate = {self.gate}\n'
+            f'[agent]\nnode = "{node.name}"\nlisten = ""\n{self.readings}'
+            f'[checks]\ngate = {self.gate}\n'
             f'{labels}'
             f'[store]\nurl = "etcd://{self.endpoints}"\n[detect]\nlease_s = {self.lease_s}\n'
             + self.settings.format(home=node.home))
