@@ -234,8 +234,7 @@ def wrapped() -> Iterator[Case]:
     yield Case("a small class", (("rank0.log", traceback(
         "socket.gaierror: [Errno -3] Temporary failure in name resolution")),),
         "name_resolution", "network", 0)
-    small = ("struct.error: unpack requires a buffer of 4 bytes",
-             "zlib.error: Error -3")
+    small = ("select.error: (9, 'Bad file descriptor')", "zlib.error: Error -3")
     for line in small:
         yield Case(line[:14], (("rank0.log", traceback(line)),), "python_exception", "user", 0)
 

@@ -42,6 +42,7 @@ from ..system.regular import NotRegular, open_regular
 
 SHIPPED = Path(__file__).parent.parent / "catalog/log_signatures.toml"
 FAMILIES = SHIPPED.with_name("log_families.toml")
+LISTS = ("words", "names", "classes", "frames", "raises")  # of a family's keys
 PIECE_BYTES = 1 << 20
 FILE_MAX_BYTES = 64 << 30  # of an unpacked file; the rest is left unread, and the report says so
 TAIL_BYTES = 1 << 20  # of each file of a run that goes on
@@ -132,7 +133,7 @@ def load_families(path: Path = FAMILIES) -> Families:
 def _family(path: Path, row: dict[str, Any]) -> Family:
     where = f"{path}: family {row.get('id', '?')!r}"
     rest = {name: value for name, value in row.items() if name != "samples"}
-    rest |= {name: tuple(rest[name]) for name in ("words", "classes") if name in rest}
+    rest |= {name: tuple(rest[name]) for name in LISTS if name in rest}
     defaults = {"role": ROOT, "category": row.get("id", ""), "culprit": "unknown",
                 "retryable": "depends", "words": ()}
     try:

@@ -142,3 +142,51 @@ def test_shared_memory_that_is_full_is_not_the_storages() -> None:
 def test_an_end_of_file_without_a_word_blames_no_data() -> None:
     assert culprit("EOFError: Compressed file ended before the end-of-stream marker\n") == "data"
     assert culprit("EOFError\n") == "unknown"
+
+
+def raised(path: str, line: str) -> str:
+    return f'Traceback (most recent call last):\n  File "{path}", line 7, in a\n    b()\n{line}\n'
+
+
+@pytest.mark.parametrize(
+    ("path", "line", "whose"),
+    [
+        ("/lib/python3.11/site-packages/urllib3/connection.py", "TimeoutError: timed out", "network"),
+        ("/lib/python3.11/http/client.py", "OSError: [Errno 60] it took too long", "network"),
+        ("/lib/python3.11/site-packages/requests/sessions.py", "TypeError: not a name", "user"),
+        ("/home/u/train.py", "TimeoutError: timed out", "unknown"),
+        ("/lib/python3.11/site-packages/PIL/ImageFile.py", "ValueError: too few of them", "data"),
+        ("C:\\py\\site-packages\\soundfile.py", "RuntimeError: no frames", "data"),
+        ("/lib/python3.11/tarfile.py", "FileNotFoundError: [Errno 2] No such file: 'a'", "user"),
+        ("/home/u/train.py", "ValueError: too few of them", "user"),
+    ],
+)
+def test_where_an_exception_was_raised_says_whose_it_is(path: str, line: str, whose: str) -> None:
+    whole = raised(path, line)
+    assert culprit(whole) == whose
+    assert culprit(whole.split("\n", 1)[1]) == whose  # its first line is cut off
+
+
+def test_a_small_class_below_a_frame_is_an_exception() -> None:
+    cut = '  File "/home/u/a.py", line 7, in a\n    b()\n'
+    assert culprit(cut + "lib.error: nothing that is known\n") == "user"
+    assert culprit("lib.error: nothing that is known\n") == ""
+
+
+def test_an_exception_without_a_message_follows_from_what_was_printed_above_it() -> None:
+    above = "ExternalError:  NCCL error, unhandled cuda error\n\n"
+    assert culprit(above + raised("/home/u/train.py", "lib.EnforceNotMet: ")) == "unknown"
+    assert culprit(above + raised("/home/u/train.py", "lib.EnforceNotMet: no axis 7")) == "user"
+
+
+def test_a_code_counts_as_a_whole_word_alone() -> None:
+    assert culprit("launcher: cudaErrorExternalDevice\n") == "infra"
+    assert culprit("launcher: error: MycudaErrorExternalDevices\n") != "infra"
+    assert culprit("retry_on: [SlowDown, ServerBusy]\n") == ""
+    assert culprit("upload failed: SlowDown\n") == "storage"
+
+
+def test_a_warning_that_no_rule_knows_is_told() -> None:
+    found = diagnose("W1120 10:00:00.1 7 a.cc:9] the sampler was aborted at step 7\n")
+    assert found.root is None
+    assert found.hint.startswith("no error, but a warning: ")

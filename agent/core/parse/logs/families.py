@@ -14,6 +14,7 @@ HARMLESS = "harmless"  # a role of families alone: such a line is no error, what
 TEXT_MAX = 1000  # characters of a line, and of what its message goes on with
 DIGITS = b"0123456789"  # lines are searched without them
 GATE_LEAST = 3  # a bare number is searched in lines that sound bad alone
+_NAME = re.compile(r"(?<!\w)[A-Za-z]\w{3,80}")
 REMEMBERED = 4096  # texts whose family is known already
 
 
@@ -27,7 +28,10 @@ class Family(NamedTuple):
     retryable: str
     words: tuple[str, ...]
     pattern: str = ""  # searched as well, without regard to case
+    names: tuple[str, ...] = ()  # whole identifiers, as libraries spell their codes
     classes: tuple[str, ...] = ()  # of exceptions, when no text decides
+    frames: tuple[str, ...] = ()  # pieces of the innermost frame's path, when no text decides
+    raises: tuple[str, ...] = ()  # classes that mean it when raised there
     weak: bool = False
     ends: bool = False  # its line ends a process, traceback or not
     loud: bool = False  # not believed in a line of no level that does not sound bad
@@ -50,7 +54,11 @@ class Families:
         self.gates = gates + tuple(_ungated(rows, gates))
         self.notices = tuple(word for row in rows if row.noticed for word in row.words)
         self.lasting = tuple(row for row in rows if row.lasting)
-        self._texts = tuple(row for row in rows if row.words and not row.lasting)
+        texts = tuple(row for row in rows if row.words and not row.lasting)
+        self._harmless = tuple(row for row in texts if row.role == HARMLESS)
+        self._texts = tuple(row for row in texts if row.role != HARMLESS)
+        self._names = {name: row for row in rows for name in row.names}
+        self._frames = tuple((piece, row) for row in rows for piece in row.frames)
         self._classes = {name: row for row in rows for name in row.classes}
         self._compiled: dict[str, re.Pattern[str]] = {}
         self._known: dict[tuple[str, bool], Family | None] = {}
@@ -68,6 +76,12 @@ class Families:
     def by_class(self, name: str) -> Family | None:
         return self._classes.get(name)
 
+    def by_frame(self, path: str, name: str) -> Family | None:
+        """By the library in whose file an exception of that class was raised."""
+        path = path.replace("\\", "/")
+        return next((row for piece, row in self._frames if piece in path and name in row.raises),
+                    None)
+
     def pattern(self, row: Family) -> re.Pattern[str]:
         return self.compiled(row.pattern)
 
@@ -78,9 +92,15 @@ class Families:
 
     def _look(self, text: str, ends: bool) -> Family | None:
         small = text.lower()
-        for row in self._texts:
-            if ends and row.role == HARMLESS:
-                continue
+        if not ends and (row := self._first(self._harmless, text, small)):
+            return row
+        for name in _NAME.findall(text):
+            if name in self._names:
+                return self._names[name]
+        return self._first(self._texts, text, small)
+
+    def _first(self, rows: tuple[Family, ...], text: str, small: str) -> Family | None:
+        for row in rows:
             for word in row.words:  # a loop, as any() takes five times as long
                 if word in small:
                     if not row.pattern or self.pattern(row).search(text):
@@ -93,6 +113,7 @@ def _ungated(rows: tuple[Family, ...], gates: tuple[bytes, ...]) -> Iterator[byt
     """Words that no gate is a piece of, so that a line with one is looked at."""
     words = {word.encode().translate(None, DIGITS)
              for row in rows if not row.lasting for word in row.words}
+    words |= {name.lower().encode().translate(None, DIGITS) for row in rows for name in row.names}
     for word in sorted(words):
         if len(word) >= GATE_LEAST and not any(gate in word for gate in gates):
             yield word

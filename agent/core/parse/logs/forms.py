@@ -83,7 +83,11 @@ GOES_ON = re.compile(
     r"(?:this|that|it|which) is (?:to be )?expected (?:when|if|with|without|on|during|behaviou?r)|"
     r"rebuilding (?:it|the|from|cache|index)|"
     r"(?:removed|dropp(?:ed|ing)|filter(?:ed|ing) out|exclud(?:ed|ing)|discard(?:ed|ing)) "
-    r"(?:\d+|samples?|images?|rows?|records?|shards?)|succeeded after)\b"
+    r"(?:\d+|samples?|images?|rows?|records?|shards?)|succeeded after|"
+    r"error caught was|just a warning|caught (?:an? )?(?:exception|error),|entering retry loop|"
+    r"(?:restarted|recovered|resumed|completed|finished|loaded) successfully|successfully "
+    r"(?:restarted|recovered|resumed|reconnected)|optional (?:dependency|module|import)|"
+    r"going to \S{1,80} instead|sleeping|restarting (?:it|the (?:worker|actor|loader)))\b"
 )
 _GIVES_UP = re.compile(
     r"(?i)max(?:imum)? retries|retry (?:count |counter |timeout )?exceeded|retries exceeded|"

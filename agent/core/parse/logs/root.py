@@ -84,8 +84,8 @@ def find_root(ordered: Sequence[Match]) -> Match | None:
     roots = [match for match in ordered if match.role == ROOT]
     telling = [match for match in roots if not (match.family and match.culprit == "unknown")]
     found = _earliest([match for match in telling if not (match.family and match.mention)])
-    if found is not None and found.signature == PYTHON.id:
-        found = _said_before(found, telling) or found
+    if found is not None and found.signature == PYTHON.id and (said := _said_before(found, roots)):
+        return said
     if found is None or found.weak and found.culprit == "unknown":
         found = _earliest(telling)
     return found or _earliest(roots)
@@ -93,7 +93,9 @@ def find_root(ordered: Sequence[Match]) -> Match | None:
 
 def _said_before(found: Match, roots: Sequence[Match]) -> Match | None:
     """The error that a library printed right before it raised an exception that says nothing."""
-    near = [one for one in roots if one.mention and one.family and one.culprit != "user"
+    silent = found.text.rstrip().endswith(":")  # not even a message
+    near = [one for one in roots if one.family and one.culprit != "user"
+            and (silent or one.mention and one.culprit != "unknown")
             and (one.file, one.stream) == (found.file, found.stream)
             and 0 < found.number - one.number <= SAID_BEFORE_LINES]
     return near[0] if near else None

@@ -30,7 +30,18 @@ from .signatures import (
     Match,
     Signature,
 )
-from .tracebacks import IGNORED, LET_GO, ORIGINAL, TRACEBACK, Wrap, exception, key_of, link, wrap_of
+from .tracebacks import (
+    IGNORED,
+    LET_GO,
+    ORIGINAL,
+    TRACEBACK,
+    Wrap,
+    exception,
+    frame_above,
+    key_of,
+    link,
+    wrap_of,
+)
 
 LOOK_AHEAD = 64 << 10  # bytes: a traceback is whole within them
 HITS_MAX = 20_000  # lines a feed of about 1 MB that are looked at; the rest is counted
@@ -378,6 +389,7 @@ class Scanner:
         if self.families is None:
             return None
         row = self.families.by_text(read.text)
+        row = row or self.families.by_frame(frame_above(buffer, start), name)
         if row is None and not role:
             below = (line for _, line in islice(
                 self._following(buffer, start, read.stream), MESSAGE_LINES))

@@ -8,14 +8,22 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from .lines import NO_RANK
+from .lines import LINE_MAX, NO_RANK, clean
 
 TRACEBACK = "Traceback (most recent call last)"
 IGNORED = "Exception ignored "  # in a finalizer or a callback: the process goes on
 # Above a traceback that ends nothing.
-LET_GO = ("--- Logging error ---", "COMET ERROR", "Error in atexit._run_exitfuncs")
+LET_GO = ("--- Logging error ---", "COMET ERROR", "Error in atexit._run_exitfuncs",
+          "Jax plugin configuration error")
 ORIGINAL = "Original " + TRACEBACK  # that of a loader's worker, in its parent's
 PREFIX_MAX = 200
+BELOW_FRAME = 4  # lines: a frame's source and the marks under it
+_FILE = re.compile(r'File "(?P<path>[^"]{1,400})", line \d')
+# Small classes of the standard library, which are known without a frame above them.
+_STANDARD = re.compile(
+    r"(?:struct|zlib|binascii|audioop|_?csv|wave|select|mmap|re|copy|_?curses|shutil|aifc|sunau|dbm"
+    r"|bz2|locale)\.(?P<last>[Ee]rror|BadZipFile|ReadError)(?:: |$)"
+)
 _LINK = re.compile(r"(?:During handling of the|The) above exception")
 _NAME = re.compile(r"(?P<path>(?:[A-Za-z_]\w*\.)*)(?P<last>[A-Za-z]\w*)(?::(?: |$)|$)")
 _ENDINGS = ("Error", "Exception", "Interrupt", "Exit", "Timeout", "Warning", "Expired", "Killed")
@@ -40,12 +48,30 @@ def exception(text: str, framed: bool) -> str:
     named = _NAME.match(text.rstrip())
     if named is None:
         return ""
+    if standard := _STANDARD.match(text):
+        return standard["last"]
     last = named["last"]
     if last[0].isupper():
         sounds = last.endswith(_ENDINGS) or (framed and not last.isupper())
     else:
         sounds = framed and named["path"] != "" and last.endswith(_SMALL)
     return last if sounds else ""
+
+
+def frame_above(buffer: bytes, start: int) -> str:
+    """The file of the frame that the line stands right below; else nothing."""
+    end = start - 1
+    for _ in range(BELOW_FRAME):
+        if end <= 0:
+            break
+        begin = buffer.rfind(b"\n", max(0, end - LINE_MAX), end) + 1
+        text = clean(buffer[begin:end].decode("utf-8", "replace")).text
+        if found := _FILE.search(text):
+            return found["path"]
+        if not text[:1].isspace():
+            break
+        end = begin - 1
+    return ""
 
 
 class Wrap(NamedTuple):

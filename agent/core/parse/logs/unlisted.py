@@ -31,7 +31,7 @@ from .forms import (
 from .lines import NO_RANK, Clean, clean, line_at
 from .progress import Steps
 from .signatures import CASCADE, ROOT, UNPLACED, Catalogue, Match
-from .tracebacks import TRACEBACK, exception
+from .tracebacks import TRACEBACK, exception, frame_above
 
 TAIL_BYTES = 1 << 20  # of a log that are read
 LINES_MAX = 3000  # of these, the last ones
@@ -54,7 +54,8 @@ _SOUNDS_BAD = re.compile(
     r"denied|refused|not (?:found|enough)|no such|restricted|incompatib(?:le|ility)|WTERMSIG|"
     r"unexpected eof|do(?:es)? not exist|invalid|unrecogni[sz]ed|unknown (?:flag|option|command)|"
     r"not defined|rejected|forbidden|unauthorized|unreachable|unhealthy|evicted|exceed(?:ed|s)|"
-    r"was lost|lost (?:connection|contact))(?![a-z])"
+    r"was lost|lost (?:connection|contact)|expired|incorrect|undefined|unsupported|unavailable|"
+    r"overflow|timeout|bad (?:magic|interpreter|request)|closed by|disconnected)(?![a-z])"
 )
 _COUNTED = re.compile(r"(?i)\b(?:errors?|failed|failures?|aborted|killed)\W{0,3}[=: ]\W{0,3}0\b")
 ADVICE = re.compile(  # what frameworks add to an error of any kind
@@ -142,8 +143,11 @@ class Reader:
             if not any(word in small for word in self.families.notices):
                 return None
         said = form(read.text)
+        frame = frame_above(data, start)
+        if frame and not said.name and (name := exception(read.text, True)):
+            said = said._replace(name=name, ends=True)
         below = list(islice(_below(data, start, read.stream), BELOW))
-        row = self._family(read.text, said, below)
+        row = self._family(read.text, said, below, frame)
         if row is None or row.role == HARMLESS or said.level == INFO and not row.noticed:
             return None
         if row.role == ROOT and (said.supposed or row.loud and _quiet(read.text, said)):
@@ -158,7 +162,9 @@ class Reader:
             said = said._replace(ends=True)  # NCCL's own word on what ended it
         return self._match(row, read, said)
 
-    def _family(self, text: str, said: Form, below: list[Clean]) -> Family | None:
+    def _family(
+        self, text: str, said: Form, below: list[Clean], frame: str
+    ) -> Family | None:
         families = self.families
         row = families.by_text(text, said.ends)
         if (row is None or row.culprit == "unknown") and (code := find(self.codes, text)):
@@ -166,6 +172,7 @@ class Reader:
         if row is None and said.level >= PLAIN and (said.name or said.level == LOUD):
             more = " ".join((text, *message(below)))
             row = families.by_text(more) if len(more) > len(text) else None
+        row = row or self.families.by_frame(frame, said.name)
         if row is not None:
             return row
         if said.name:
@@ -176,7 +183,7 @@ class Reader:
             return self._of_class(inner)
         if said.level == LOUD or said.level == PLAIN and _SOUNDS_BAD.search(text):
             return None if _COUNTED.search(text) else UNKNOWN
-        return None
+        return WARNED if said.level == WARN and _SOUNDS_BAD.search(text) else None
 
     def _of_class(self, name: str) -> Family:
         role = self.roles.get(name, "")
