@@ -190,3 +190,52 @@ def test_a_warning_that_no_rule_knows_is_told() -> None:
     found = diagnose("W1120 10:00:00.1 7 a.cc:9] the sampler was aborted at step 7\n")
     assert found.root is None
     assert found.hint.startswith("no error, but a warning: ")
+
+
+def test_what_came_back_or_ended_well_was_no_error() -> None:
+    down, up = "igb 0000:07:00.0 eth1: NIC Link is Down\n", "igb 0000:07:00.0 eth1: NIC Link is Up\n"
+    assert culprit(down) == culprit(up + down) == "network"
+    assert culprit(down + up) == ""
+    waits = "nfs: server store7 not responding, still trying\n"
+    assert culprit(waits) == "storage"
+    assert culprit(waits + "nfs: server store7 OK\n") == ""
+    mentioned = "upload of events failed: 503 Service Unavailable\n"
+    assert culprit(mentioned) == "storage"
+    for end in ("Training completed.", "the run finished successfully", "81 COMPLETED 0:0"):
+        assert culprit(f"{mentioned}{end}\n") == "", end
+    assert culprit(mentioned + "a process finished with exit code 0\n") == "storage"
+    assert culprit(f"RuntimeError: {mentioned}the run finished successfully\n") == "storage"
+
+
+def test_advice_is_no_error_even_with_the_words_of_one() -> None:
+    said = "CUDA error: device-side assert triggered"
+    assert culprit(f"RuntimeError: {said}\n") == "user"
+    for advice in ("TIP: if you see '{}', set a flag", "If {} is printed, set a flag"):
+        assert culprit(advice.format(said) + "\n") == ""
+
+
+@pytest.mark.parametrize(
+    ("status", "whose"),
+    [("be00000000800400", "infra"), ("bd80000000100134", "infra"), ("fe00000000800400", "infra"),
+     ("8c00000000010091", ""), ("9c00000000010091", ""), ("cc00000000010091", "")],
+)
+def test_a_machine_check_counts_when_its_bank_says_uncorrected(status: str, whose: str) -> None:
+    assert culprit(f"mce: [Hardware Error]: CPU 7: Machine Check: 0 Bank 7: {status}\n") == whose
+
+
+def test_an_exception_is_known_by_the_module_that_defines_it() -> None:
+    assert culprit("lib.exceptions.NameNotFound: no such environment\n") == "user"
+    assert culprit("lib.nets.NameNotFound: no such environment\n") == ""
+
+
+def test_a_notebooks_frames_say_where_it_was_raised_too() -> None:
+    old = "/lib/urllib3/connection.py in connect(self)\n      7     a()\nTimeoutError: timed out\n"
+    new = "File /lib/urllib3/connection.py:7, in connect(self)\n      a()\nTimeoutError: timed out\n"
+    assert [culprit(old), culprit(new)] == ["network", "network"]
+
+
+def test_a_count_of_steps_is_no_step() -> None:
+    counts = "number of skipped iterations:   {0} | number of nan iterations:   {0} |\n"
+    after = f"iteration 7/ 100 | {counts.format(0)}iteration 8/ 100 | {counts.format(1)}"
+    assert culprit("NVRM: GPU 0000:07:00.0: rm_init_adapter failed\n" + after) == "infra"
+    assert culprit("NVRM: GPU 0000:07:00.0: rm_init_adapter failed\n" + after + "step 9\n") == ""

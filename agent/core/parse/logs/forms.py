@@ -47,7 +47,9 @@ _WARNED = re.compile(r"\b[A-Za-z]{0,40}Warning: |warnings\.warn\(|^Warning[:,!] 
 # Of Kubernetes, where Warning is the only error; a test's own result; a setting of a shell script.
 _CALM = re.compile(
     r"\bNormal {2,}[A-Z][A-Za-z]|\b(?:PASSED|SKIPPED|XFAIL)\b|\.\.\. ok$|\[ +(?:OK|RUN|PASSED) +\]"
-    r"|^ok \d+\b|^(?:export|setenv|set) \w+[= ]|^(?:\[ *[\d.]{1,20}\] )?ACPI "
+    r"|^ok \d+\b|^(?:export|setenv|set) \w+[= ]"
+    r"|^(?:\S{1,64} )?(?:kernel: )?(?:\[ *[\d.]{1,20}\] )?ACPI "
+    r"|^(?:# (?!Out of)|// |[-*] fix|(?:logger|logging|log)\.\w+\(|print\(|except \w|assert .{1,80}, [\"'])"
 )
 # An event of Kubernetes that a test or an operator quotes is as loud as it was.
 _EVENT = re.compile(r"\{[a-z][\w-]{1,40}(?: \S{1,60})?\} (?:Failed\w{0,30}|Evicted|Preempted): ")
@@ -72,7 +74,7 @@ _ENDS = re.compile(
 GOES_ON = re.compile(
     r"(?i)\b(?:retry(?:ing)?|re-?trying|trying (?:to resume|again)|falling back|"
     r"(?<!\b0 )retries left(?!\W{0,3}0)|"
-    r"fall(?:s)? ?back|fallback|ignor(?:ed|ing)|skipp(?:ed|ing)(?!:)|recovered|continuing|"
+    r"fall(?:s)? ?back|fallback|ignor(?:ed|ing)|skipp(?:ed|ing)(?!:| iterations)|recovered|continuing|"
     r"using .{1,40} instead|using (?:the |a )?(?:default|slow|cpu)|not a failure|"
     r"not indicate an error|can (?:be )?(?:safely )?ignored?|defaulting to|starting from scratch|"
     r"will be (?:disabled|ignored|skipped|retried)|reconnect(?:ed|ing)|\d+ dropped|"
@@ -85,7 +87,7 @@ GOES_ON = re.compile(
     r"(?:removed|dropp(?:ed|ing)|filter(?:ed|ing) out|exclud(?:ed|ing)|discard(?:ed|ing)) "
     r"(?:\d+|samples?|images?|rows?|records?|shards?)|succeeded after|"
     r"error caught was|just a warning|caught (?:an? )?(?:exception|error),|entering retry loop|"
-    r"(?:restarted|recovered|resumed|completed|finished|loaded) successfully|successfully "
+    r"(?:restarted|recovered|resumed) successfully|successfully "
     r"(?:restarted|recovered|resumed|reconnected)|optional (?:dependency|module|import)|"
     r"going to \S{1,80} instead|sleeping|restarting (?:it|the (?:worker|actor|loader)))\b"
 )
@@ -98,6 +100,7 @@ _ATTEMPT = re.compile(
     r"(?P<at>\d{1,6}) ?(?:/|of|out of) ?(?P<most>\d{1,6})"
 )
 _SAID_FIRST = re.compile(r"(?i)^\W{0,5}(?:failed|cannot|could not|couldn.t|unable) ")
+_ADVISES = re.compile(r"\W{0,5}(?:(?:tip|hint)\b|if \w|when (?:you|the|a) |in case |expect a|should you )", re.I)
 _SUPPOSED = re.compile(
     r"(?i)\b(?:may be|might be|will not|would not|if (?:an?|the|any|you)|at any time|in case of"
     r"|(?:can|could|may|might) (?:cause|lead|result)|to (?:avoid|prevent)|when you|should you)\b"
@@ -123,7 +126,7 @@ def form(text: str) -> Form:
     name = raised_name(text)
     goes_on = says_it_goes_on(text)
     ends = level >= PLAIN and (name != "" or _ENDS.search(text) is not None)
-    supposed = level == PLAIN and not ends and _is_supposed(text)
+    supposed = advises(text) or level == PLAIN and not ends and _is_supposed(text)
     return Form(level, name, ends, goes_on, supposed)
 
 
@@ -135,6 +138,11 @@ def says_it_goes_on(text: str) -> bool:
         return True
     counted = _ATTEMPT.search(text)
     return counted is not None and int(counted["at"]) < int(counted["most"])
+
+
+def advises(text: str) -> bool:
+    """Whether a line is advice from its begin: `If you see X, set Y`."""
+    return _ADVISES.match(text) is not None
 
 
 def _is_supposed(text: str) -> bool:

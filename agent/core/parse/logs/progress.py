@@ -22,6 +22,7 @@ _PLACES = re.compile(rb"step|Step|STEP|iter|Iter|ITER|epoch|Epoch|EPOCH|num_upda
 # dump of a configuration.  `Epoch: [0][ 10/5005]`, as torchvision and mmengine print it.
 _STEP = re.compile(
     rb"(?i)(?:(?<![a-z_])|(?<=[\d\[]m)|(?<=global_)|(?<=train_)|(?<=training_)|(?<=current_))"
+    rb"(?<!nan )(?<!skipped )"  # how many of them there were
     rb"(?:step|iter(?:ation)?|epoch|num_updates?)s?['\" :=\[#/]{1,16}(\d[\d.]{0,12})"
     rb"|\]\[ {0,8}(\d{1,12})/"
     rb"|%\|[^|\r\n]{0,400}\| {0,8}(\d{1,12})/\d"

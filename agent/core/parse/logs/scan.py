@@ -15,7 +15,7 @@ from itertools import islice
 from ..neuron_codes import find
 from . import literals, unlisted
 from .families import HARMLESS, Families, Family
-from .forms import LOUD, PLAIN, bare, level_of, says_it_goes_on
+from .forms import LOUD, PLAIN, advises, bare, level_of, says_it_goes_on
 from .lines import LINE_MAX, LOOK_BACK, NO_RANK, Clean, Ruler, clean, line_at
 from .progress import Steps
 from .signatures import (
@@ -168,7 +168,7 @@ class Scanner:
             self._ignored = self._base + below[0] if below else -1
         else:
             for signature in self._matching(read.text):
-                if signature.role != ROOT or signature.fatal or not _taken_back(read.text):
+                if signature.role != ROOT or not _taken_back(read.text, signature.fatal):
                     self._keep(self._match(buffer, start, read, signature, not signature.fatal))
 
     def _stream(self, key: int | str, instead: Stream | None = None) -> Stream:
@@ -441,9 +441,12 @@ def _kind(match: Match) -> tuple[int, str, bool]:
     return match.stream, match.signature, match.mention
 
 
-def _taken_back(text: str) -> bool:
-    """Whether a line that mentions an error says, at no error's level, that it goes on."""
-    return level_of(bare(text)) != LOUD and says_it_goes_on(text)
+def _taken_back(text: str, fatal: bool) -> bool:
+    """Whether a line that mentions an error is advice, or says at no error's level that it goes on,
+    which what is fatal does not."""
+    if advises(text):
+        return True
+    return not fatal and level_of(bare(text)) != LOUD and says_it_goes_on(text)
 
 
 def _let_go(buffer: bytes, start: int) -> bool:

@@ -18,7 +18,10 @@ LET_GO = ("--- Logging error ---", "COMET ERROR", "Error in atexit._run_exitfunc
 ORIGINAL = "Original " + TRACEBACK  # that of a loader's worker, in its parent's
 PREFIX_MAX = 200
 BELOW_FRAME = 4  # lines: a frame's source and the marks under it
-_FILE = re.compile(r'File "(?P<path>[^"]{1,400})", line \d')
+_FILE = re.compile(  # Python's, and a notebook's of any release
+    r'File "(?P<path>[^"]{1,400})", line \d|^File (?P<new>\S{1,400}\.pyx?):\d+, in '
+    r"|^(?P<old>\S{1,400}\.pyx?) in \w{1,80}\("
+)
 # Small classes of the standard library, which are known without a frame above them.
 _STANDARD = re.compile(
     r"(?:struct|zlib|binascii|audioop|_?csv|wave|select|mmap|re|copy|_?curses|shutil|aifc|sunau|dbm"
@@ -27,6 +30,7 @@ _STANDARD = re.compile(
 _LINK = re.compile(r"(?:During handling of the|The) above exception")
 _NAME = re.compile(r"(?P<path>(?:[A-Za-z_]\w*\.)*)(?P<last>[A-Za-z]\w*)(?::(?: |$)|$)")
 _ENDINGS = ("Error", "Exception", "Interrupt", "Exit", "Timeout", "Warning", "Expired", "Killed")
+_OF_ERRORS = re.compile(r"(?:^|\.)(?:exceptions?|errors?|exc|errors_impl|onnxruntime_\w+)\.$")
 _SMALL = tuple(ending.lower() for ending in _ENDINGS)
 _CLOCK = re.compile(r"\d{1,2}:\d\d:\d\d(?:[.,]\d+)?|\b\d{10}\.\d+")
 _GROUP = "Exception Group "
@@ -52,7 +56,8 @@ def exception(text: str, framed: bool) -> str:
         return standard["last"]
     last = named["last"]
     if last[0].isupper():
-        sounds = last.endswith(_ENDINGS) or (framed and not last.isupper())
+        sounds = (last.endswith(_ENDINGS) or _OF_ERRORS.search(named["path"]) is not None
+                  or (framed and not last.isupper()))
     else:
         sounds = framed and named["path"] != "" and last.endswith(_SMALL)
     return last if sounds else ""
@@ -67,7 +72,7 @@ def frame_above(buffer: bytes, start: int) -> str:
         begin = buffer.rfind(b"\n", max(0, end - LINE_MAX), end) + 1
         text = clean(buffer[begin:end].decode("utf-8", "replace")).text
         if found := _FILE.search(text):
-            return found["path"]
+            return next(group for group in found.groups() if group)
         if not text[:1].isspace():
             break
         end = begin - 1
