@@ -62,6 +62,7 @@ _PREFIXED = re.compile(
     r"(?P<rest>(?:[A-Za-z_]\w{0,60}\.){0,8}[A-Z]\w{0,60}(?:Error|Exception|Interrupt|Exit|Expired)"
     r"(?::(?: .{0,20}|$)|$))"
 )
+_PREFIXED_ENDINGS = ("Error", "Exception", "Interrupt", "Exit", "Expired")
 _NAMED = re.compile(r"\b(?P<name>[A-Z]\w{1,60}(?:Error|Exception))(?:: |\()")
 _RAISE = re.compile(
     r"^(?:.{0,120}[\]|>:] )?(?:-+> )?(?:\d+ |\[\d+\]\(\S{1,400}\) )? *"
@@ -188,6 +189,8 @@ def raised_name(text: str) -> str:
         return ""
     if name := exception(text, False):
         return name
+    if not any(ending in text for ending in _PREFIXED_ENDINGS):
+        return ""
     found = _PREFIXED.match(text)
     if found is None or sum(word.isalpha() for word in found["before"].split()) > 1:
         return ""  # prose

@@ -41,17 +41,15 @@ class Sieve(NamedTuple):
 def sieve_of(pieces: tuple[bytes, ...]) -> Sieve:
     """Drops the commonest bytes as long as enough of each piece stays."""
     kept = {byte for piece in pieces for byte in piece}
+    left = {piece: len(piece) for piece in pieces}
     for byte in COMMON:
-        fewer = kept - {byte}
-        if all(_left(piece, fewer) >= min(KEPT_LEAST, _left(piece, kept)) for piece in pieces):
-            kept = fewer
+        fewer = {piece: length - piece.count(byte) for piece, length in left.items()}
+        if all(length >= min(KEPT_LEAST, len(piece)) for piece, length in fewer.items()):
+            kept.discard(byte)
+            left = fewer
     dropped = bytes(byte for byte in range(256) if byte not in kept)
     made = (Piece(one, one.translate(None, dropped), frozenset(one)) for one in pieces)
     return Sieve(dropped, tuple(sorted({byte for one in pieces for byte in one})), tuple(made))
-
-
-def _left(piece: bytes, kept: set[int]) -> int:
-    return sum(byte in kept for byte in piece)
 
 
 def hits(

@@ -17,6 +17,7 @@ LET_GO = ("--- Logging error ---", "COMET ERROR", "Error in atexit._run_exitfunc
           "Jax plugin configuration error")
 ORIGINAL = "Original " + TRACEBACK  # that of a loader's worker, in its parent's
 PREFIX_MAX = 200
+NEAR_FRAME = 4000  # bytes: of a frame, its source and the marks under it
 BELOW_FRAME = 4  # lines: a frame's source and the marks under it
 _FILE = re.compile(  # Python's, and a notebook's of any release
     r'File "(?P<path>[^"]{1,400})", line \d|^File (?P<new>\S{1,400}\.pyx?):\d+, in '
@@ -66,6 +67,8 @@ def exception(text: str, framed: bool) -> str:
 def frame_above(buffer: bytes, start: int) -> str:
     """The file of the frame that the line stands right below; else nothing."""
     end = start - 1
+    if b".py" not in buffer[max(0, start - NEAR_FRAME) : start]:  # of most lines all there is
+        return ""
     for _ in range(BELOW_FRAME):
         if end <= 0:
             break

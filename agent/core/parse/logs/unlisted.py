@@ -35,7 +35,7 @@ from .tracebacks import TRACEBACK, exception, frame_above
 
 TAIL_BYTES = 1 << 20  # of a log that are read
 LINES_MAX = 3000  # of these, the last ones
-BUDGET_CHARS = 250_000  # of these lines: about 0.7 s at the worst
+BUDGET_CHARS = 220_000  # of these lines: about 0.7 s at the worst
 KEPT_MAX = 4  # of one family
 ALIKE_MAX = 8  # of the lines that differ in numbers alone, the first ones and as many last ones
 BELOW = 3  # lines in which an error's message goes on, or is said to be handled
