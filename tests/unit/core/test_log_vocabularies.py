@@ -239,3 +239,25 @@ def test_a_count_of_steps_is_no_step() -> None:
     after = f"iteration 7/ 100 | {counts.format(0)}iteration 8/ 100 | {counts.format(1)}"
     assert culprit("NVRM: GPU 0000:07:00.0: rm_init_adapter failed\n" + after) == "infra"
     assert culprit("NVRM: GPU 0000:07:00.0: rm_init_adapter failed\n" + after + "step 9\n") == ""
+
+
+def test_a_traceback_that_was_introduced_as_handled_is_let_go() -> None:
+    whole = raised("/home/u/train.py", "KeyError: 'a'")
+    assert culprit("could not read the cache, rebuilding it:\n" + whole) == ""
+    assert culprit("could not read the cache, rebuilding it\n" + whole) == "user"
+    assert culprit("could not read the cache:\n" + whole) == "user"
+
+
+def test_weak_words_of_going_on_count_where_nothing_ends() -> None:
+    said = "CUDA out of memory at batch 64; using 32"
+    assert culprit(said + "\n") == ""
+    assert culprit(f"RuntimeError: {said}\n") == "user"
+    assert culprit("CUDA out of memory, using 7 GiB of 8\n") == "user"
+    assert forms.says_it_goes_on(said, mildly=True)
+    assert not forms.says_it_goes_on(said)
+
+
+def test_a_reset_inside_a_client_of_the_network_is_no_consequence() -> None:
+    reset = "ConnectionResetError: [Errno 104] Connection reset by peer"
+    assert culprit(raised("/lib/aiohttp/connector.py", reset)) == "network"
+    assert culprit(raised("/lib/torch/distributed/rendezvous.py", reset)) == ""

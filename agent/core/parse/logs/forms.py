@@ -46,7 +46,7 @@ _WORDS = {"trace": INFO, "debug": INFO, "info": INFO, "notice": INFO, "abort": L
 _WARNED = re.compile(r"\b[A-Za-z]{0,40}Warning: |warnings\.warn\(|^Warning[:,!] |^\W{0,3}NOTE: ")
 # Of Kubernetes, where Warning is the only error; a test's own result; a setting of a shell script.
 _CALM = re.compile(
-    r"\bNormal {2,}[A-Z][A-Za-z]|\b(?:PASSED|SKIPPED|XFAIL)\b|\.\.\. ok$|\[ +(?:OK|RUN|PASSED) +\]"
+    r"\bNormal {2,}[A-Z][A-Za-z]|^\W{0,3}Normal [A-Z][A-Za-z]+ \d|^\++ \w|^(?:grep|dmesg|awk) [-|]|\b(?:PASSED|SKIPPED|XFAIL)\b|\.\.\. ok$|\[ +(?:OK|RUN|PASSED) +\]"
     r"|^ok \d+\b|^(?:export|setenv|set) \w+[= ]"
     r"|^(?:\S{1,64} )?(?:kernel: )?(?:\[ *[\d.]{1,20}\] )?ACPI "
     r"|^(?:# (?!Out of)|// |[-*] fix|(?:logger|logging|log)\.\w+\(|print\(|except \w|assert .{1,80}, [\"'])"
@@ -92,8 +92,15 @@ GOES_ON = re.compile(
     r"(?:restarted|recovered|resumed|reconnected)|optional (?:dependency|module|import)|"
     r"going to \S{1,80} instead|sleeping|restarting (?:it|the (?:worker|actor|loader)))\b"
 )
+# Weaker words of that kind: a line that ends a process may well have them.
+_MILD = re.compile(
+    r"(?i)\btrying (?:with )?(?:\w+[ =_-]){0,3}\d|[;,] using (?!.{0,40}(?:memory|[GM]i?B\b))\S|"
+    r"\b(?:downloading|fetching|building) (?:it )?again\b|\((?:an )?optional\b|\bfilled with\b|"
+    r"\bclipp(?:ed|ing) |\bwill resume\b|\bresumed (?:from|at|after)\b|\bsimulat(?:ed|ing)\b|"
+    r"\binject(?:ed|ing) |\bexpected (?:failure|to fail|error)\b|\bas (?:it should|expected)\b"
+)
 _GIVES_UP = re.compile(
-    r"(?i)max(?:imum)? retries|retry (?:count |counter |timeout )?exceeded|retries exceeded|"
+    r"(?i)max(?:imum)? retries|retry (?:count |counter |timeout )?exceeded|retry count\b.{0,60} exceeded|retries exceeded|"
     r"exceeded error retry|after \d+ (?:retries|attempts|tries)|giving up|gave up|no more retries"
 )
 _ATTEMPT = re.compile(
@@ -125,17 +132,17 @@ def form(text: str) -> Form:
     text = bare(text)
     level = level_of(text)
     name = raised_name(text)
-    goes_on = says_it_goes_on(text)
     ends = level >= PLAIN and (name != "" or _ENDS.search(text) is not None)
+    goes_on = says_it_goes_on(text, mildly=not ends)
     supposed = advises(text) or level == PLAIN and not ends and _is_supposed(text)
     return Form(level, name, ends, goes_on, supposed)
 
 
-def says_it_goes_on(text: str) -> bool:
+def says_it_goes_on(text: str, mildly: bool = False) -> bool:
     """Whether a line says that the work goes on, or counts an attempt that is not the last one."""
     if _GIVES_UP.search(text) is not None:
         return False
-    if GOES_ON.search(text) is not None:
+    if GOES_ON.search(text) is not None or mildly and _MILD.search(text) is not None:
         return True
     counted = _ATTEMPT.search(text)
     return counted is not None and int(counted["at"]) < int(counted["most"])

@@ -31,6 +31,7 @@ from .signatures import (
     Signature,
 )
 from .tracebacks import (
+    HANDED_ON,
     IGNORED,
     LET_GO,
     ORIGINAL,
@@ -389,7 +390,8 @@ class Scanner:
         if self.families is None:
             return None
         row = self.families.by_text(read.text)
-        row = row or self.families.by_frame(frame_above(buffer, start), name)
+        if row is None or row.role != ROOT:
+            row = self.families.by_frame(frame_above(buffer, start), name) or row
         if row is None and not role:
             below = (line for _, line in islice(
                 self._following(buffer, start, read.stream), MESSAGE_LINES))
@@ -446,13 +448,15 @@ def _taken_back(text: str, fatal: bool) -> bool:
     which what is fatal does not."""
     if advises(text):
         return True
-    return not fatal and level_of(bare(text)) != LOUD and says_it_goes_on(text)
+    return not fatal and level_of(bare(text)) != LOUD and says_it_goes_on(text, mildly=True)
 
 
 def _let_go(buffer: bytes, start: int) -> bool:
     """Whether the line above says that a traceback is told and no more."""
     above = buffer.rfind(b"\n", max(0, start - LINE_MAX), max(0, start - 1)) + 1
-    return start > 0 and any(words in line_at(buffer, above) for words in LET_GO)
+    text = line_at(buffer, above) if start > 0 else ""
+    introduces = text.rstrip().endswith(":") and HANDED_ON.search(text) is not None
+    return any(words in text for words in LET_GO) or introduces and says_it_goes_on(text)
 
 
 def _signature_of(row: Family) -> Signature:

@@ -56,7 +56,7 @@ _SOUNDS_BAD = re.compile(
     r"not defined|rejected|forbidden|unauthorized|unreachable|unhealthy|evicted|exceed(?:ed|s)|"
     r"was lost|lost (?:connection|contact)|expired|incorrect|undefined|unsupported|unavailable|"
     r"missing (?:key|input|file|option|value)\w*|python[\d.]*: no module|no rule to|not authorized|"
-    r"detected an attempt|too (?:small|large|many)|err!|"
+    r"detected an attempt|not in struct|diverged|too (?:small|large|many)|err!|"
     r"not allowed|disk ?pressure|reclaim|overflow|timeout|bad (?:magic|interpreter|request)|closed by|disconnected)(?![a-z])"
 )
 _COUNTED = re.compile(r"(?i)\b(?:errors?|failed|failures?|aborted|killed)\W{0,3}[=: ]\W{0,3}0\b")
@@ -174,7 +174,8 @@ class Reader:
         if row is None and said.level >= PLAIN and (said.name or said.level == LOUD):
             more = " ".join((text, *message(below)))
             row = families.by_text(more) if len(more) > len(text) else None
-        row = row or self.families.by_frame(frame, said.name)
+        if row is None or row.role == CASCADE:
+            row = self.families.by_frame(frame, said.name) or row
         if row is not None:
             return row
         if said.name:
