@@ -46,10 +46,12 @@ _WORDS = {"trace": INFO, "debug": INFO, "info": INFO, "notice": INFO, "abort": L
 _WARNED = re.compile(r"\b[A-Za-z]{0,40}Warning: |warnings\.warn\(|^Warning[:,!] |^\W{0,3}NOTE: ")
 # Of Kubernetes, where Warning is the only error; a test's own result; a setting of a shell script.
 _CALM = re.compile(
-    r"\bNormal {2,}[A-Z][A-Za-z]|^\W{0,3}Normal [A-Z][A-Za-z]+ \d|^\++ \w|^(?:grep|dmesg|awk) [-|]|\b(?:PASSED|SKIPPED|XFAIL)\b|\.\.\. ok$|\[ +(?:OK|RUN|PASSED) +\]"
+    r"\bNormal {2,}[A-Z][A-Za-z]|^\W{0,3}Normal [A-Z][A-Za-z]+ \d|^\++ \w|^(?:grep|dmesg|awk) [-|]"
+    r"|\b(?:PASSED|SKIPPED|XFAIL)\b|\.\.\. ok$|\[ +(?:OK|RUN|PASSED) +\]"
     r"|^ok \d+\b|^(?:export|setenv|set) \w+[= ]"
     r"|^(?:\S{1,64} )?(?:kernel: )?(?:\[ *[\d.]{1,20}\] )?ACPI "
-    r"|^(?:# (?!Out of)|// |[-*] fix|(?:logger|logging|log)\.\w+\(|print\(|except \w|assert .{1,80}, [\"'])"
+    r"|^(?:# (?!Out of)|// |[-*] fix|(?:logger|logging|log)\.\w+\(|print\(|except \w"
+    r"|assert .{1,80}, [\"'])"
 )
 # An event of Kubernetes that a test or an operator quotes is as loud as it was.
 _EVENT = re.compile(r"\{[a-z][\w-]{1,40}(?: \S{1,60})?\} (?:Failed\w{0,30}|Evicted|Preempted): ")
@@ -75,7 +77,8 @@ _ENDS = re.compile(
 GOES_ON = re.compile(
     r"(?i)\b(?:retry(?:ing)?|re-?trying|trying (?:to resume|again)|falling back|"
     r"(?<!\b0 )retries left(?!\W{0,3}0)|"
-    r"fall(?:s)? ?back|fallback|ignor(?:ed|ing)|skipp(?:ed|ing)(?!:| iterations)|recovered|continuing|"
+    r"fall(?:s)? ?back|fallback|ignor(?:ed|ing)|skipp(?:ed|ing)(?!:| iterations)|"
+    r"recovered|continuing|"
     r"using .{1,40} instead|using (?:the |a )?(?:default|slow|cpu)|not a failure|"
     r"not indicate an error|can (?:be )?(?:safely )?ignored?|defaulting to|starting from scratch|"
     r"will be (?:disabled|ignored|skipped|retried)|reconnect(?:ed|ing)|\d+ dropped|"
@@ -100,7 +103,8 @@ _MILD = re.compile(
     r"\binject(?:ed|ing) |\bexpected (?:failure|to fail|error)\b|\bas (?:it should|expected)\b"
 )
 _GIVES_UP = re.compile(
-    r"(?i)max(?:imum)? retries|retry (?:count |counter |timeout )?exceeded|retry count\b.{0,60} exceeded|retries exceeded|"
+    r"(?i)max(?:imum)? retries|retry (?:count |counter |timeout )?exceeded|"
+    r"retry count\b.{0,60} exceeded|retries exceeded|"
     r"exceeded error retry|after \d+ (?:retries|attempts|tries)|giving up|gave up|no more retries"
 )
 _ATTEMPT = re.compile(
@@ -108,7 +112,9 @@ _ATTEMPT = re.compile(
     r"(?P<at>\d{1,6}) ?(?:/|of|out of) ?(?P<most>\d{1,6})"
 )
 _SAID_FIRST = re.compile(r"(?i)^\W{0,5}(?:failed|cannot|could not|couldn.t|unable) ")
-_ADVISES = re.compile(r"\W{0,5}(?:(?:tip|hint)\b|if \w|when (?:you|the|a) |in case |expect a|should you )", re.I)
+_ADVISES = re.compile(
+    r"(?i)\W{0,5}(?:(?:tip|hint)\b|if \w|when (?:you|the|a) |in case |expect a|should you )"
+)
 _SUPPOSED = re.compile(
     r"(?i)\b(?:may be|might be|will not|would not|if (?:an?|the|any|you)|at any time|in case of"
     r"|(?:can|could|may|might) (?:cause|lead|result)|to (?:avoid|prevent)|when you|should you)\b"

@@ -16,7 +16,9 @@ IGNORED = "Exception ignored "  # in a finalizer or a callback: the process goes
 LET_GO = ("--- Logging error ---", "COMET ERROR", "Error in atexit._run_exitfuncs",
           "Jax plugin configuration error")
 # What a line with a colon at its end introduces a traceback as, when it says that work goes on.
-HANDED_ON = re.compile(r"(?i)\b(?:fail(?:ed|ure|s)?|error|exception|unable|could not|cannot|caught)\b")
+HANDED_ON = re.compile(
+    r"(?i)\b(?:fail(?:ed|ure|s)?|error|exception|unable|could not|cannot|caught)\b"
+)
 ORIGINAL = "Original " + TRACEBACK  # that of a loader's worker, in its parent's
 PREFIX_MAX = 200
 NEAR_FRAME = 4000  # bytes: of a frame, its source and the marks under it

@@ -57,7 +57,8 @@ _SOUNDS_BAD = re.compile(
     r"was lost|lost (?:connection|contact)|expired|incorrect|undefined|unsupported|unavailable|"
     r"missing (?:key|input|file|option|value)\w*|python[\d.]*: no module|no rule to|not authorized|"
     r"detected an attempt|not in struct|diverged|too (?:small|large|many)|err!|"
-    r"not allowed|disk ?pressure|reclaim|overflow|timeout|bad (?:magic|interpreter|request)|closed by|disconnected)(?![a-z])"
+    r"not allowed|disk ?pressure|reclaim|overflow|timeout|"
+    r"bad (?:magic|interpreter|request)|closed by|disconnected)(?![a-z])"
 )
 _COUNTED = re.compile(r"(?i)\b(?:errors?|failed|failures?|aborted|killed)\W{0,3}[=: ]\W{0,3}0\b")
 ADVICE = re.compile(  # what frameworks add to an error of any kind
