@@ -372,6 +372,37 @@ def test_the_last_node_of_a_fleet_is_one_page(tmp_path: Path) -> None:
     assert fires_at(idle, {"49m": [], "2h": ["HoldfastAgentsAbsent"]}, tmp_path) == ""
 
 
+@pytest.mark.parametrize(("living", "serves"), [((), "n0"), (("n2",), "n2")])
+def test_a_link_opens_an_agent_that_answers_or_else_the_last_one(
+    living: tuple[str, ...], serves: str, tmp_path: Path
+) -> None:
+    """Of three, of which two or all are gone: no address at all would lead nowhere for good."""
+    groups = [one | {"rules": [rule for rule in one["rules"]
+                               if rule.get("alert") == "HoldfastAgentsAbsent"]}
+              for one in yaml.safe_load(files.rules([]))["groups"]
+              if one["name"] == "holdfast_pages"]
+    (tmp_path / "alerts.yml").write_text(json.dumps({"groups": groups}))
+    gone = ["n0", "n1", "n2"][: 3 - len(living)]
+    series = {f'up{{job="holdfast",instance="{one}"}}':
+              "1x10 0x50" if one in gone else "1x60" for one in ("n0", "n1", "n2")}
+    series |= {f'holdfast_build_info{{version="1",instance="{one}"}}':
+               "1x10 stale" if one in gone else "1x60" for one in ("n0", "n1", "n2")}
+    share = "100%" if not living else "66.67%"
+    test = {"interval": "1m", "alert_rule_test": [{
+        "eval_time": "30m", "alertname": "HoldfastAgentsAbsent", "exp_alerts": [{
+            "exp_labels": {"severity": "critical"},
+            "exp_annotations": {
+                "summary": "Many agents do not answer, or none is scraped.",
+                "description": f"{share} of the agents do not answer Prometheus.",
+                "runbook_url": f"http://{serves}/runbooks/fleet/agents_absent.md"}}]}],
+        "input_series": [{"series": name, "values": values} for name, values in series.items()]}
+    file = tmp_path / "test.yml"
+    file.write_text(json.dumps({"rule_files": ["alerts.yml"], "tests": [test]}))
+    done = subprocess.run([promtool(), "test", "rules", str(file)], capture_output=True, text=True,
+                          timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.mark.parametrize(("count", "dead"), [(2, 1), (2, 2), (20, 4)])
 def test_pages_of_one_cause_begin_together(count: int, dead: int, tmp_path: Path) -> None:
     """Else those for which another stands are sent before it is there."""

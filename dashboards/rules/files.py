@@ -15,9 +15,10 @@ from . import faults
 
 FLEET = "fleet.yml"
 SAMPLES = ("prometheus.yml", "alertmanager.yml")  # written beside the rules, to start from
-# Any living agent serves the runbooks, so the address opens inside a closed network as well.
-SERVED = ('http://{{ with query "holdfast_build_info" }}{{ . | first | label "instance" }}'
-          "{{ end }}/runbooks")
+# Any living agent serves the runbooks, so the address opens inside a closed network as well.  Where
+# none lives it is of one that did today: it opens once that is back.
+SERVED = ('http://{{ with query "holdfast_build_info or last_over_time(holdfast_build_info[1d])" }}'
+          '{{ . | first | label "instance" }}{{ end }}/runbooks')
 HEAD = "# Written by `holdfast dashboards render`: change runbooks or dashboards/rules instead.\n"
 
 
