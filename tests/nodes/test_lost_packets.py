@@ -12,13 +12,15 @@ from .harness import Nodes
 from .test_runs import digest_of
 from .worlds import CLI, ROOT, SMALL, World, output
 
-LEASE_S = 10.0  # as it comes: what it is judged by is not shortened with it
-STEPS = 260
+# An agent's words take seconds to get through, and silence for one and a half of these is a loss by
+# its own right: what is tried here is that nobody is called dead before.
+LEASE_S = 30.0
+STEPS = 400
 ON, SOME = 10, 40  # steps
 # Readings of TCP's counters come each two seconds, not each fifteen.
 READ_OFTEN = "fast_s = 2.0\nslow_s = 2.0\n"
 HURT_S = 150.0  # four readings in a row, of a share that chance moves
-MEND_S = 120.0  # what TCP waits before it sends again doubles each time
+MEND_S = 200.0  # what TCP waits before it sends again doubles each time
 AGAIN = "tcp_retransmits_high"
 
 
@@ -30,8 +32,10 @@ def lossy_link(nodes: Nodes, number: int, percent: int) -> None:
             nodes.loss(other.number, percent, number)
 
 
-def incidents(world: World) -> list[dict[str, Any]]:
-    return [one for number in world.processes for one in world.incidents(number)]
+def acted(world: World) -> list[dict[str, Any]]:
+    """What any node found that was more than a warning."""
+    return [one for number in world.processes for one in world.incidents(number)
+            if one["severity"] not in ("warn", "unknown")]
 
 
 def up(world: World) -> bool:
@@ -84,7 +88,7 @@ def test_a_link_that_loses_packets_costs_time_and_nothing_else() -> None:
         lossy_link(nodes, hurt, 5)
         calm.go_on(SOME, MEND_S)
         assert calm.holds() and world.all_places(1, 2) == calm.places
-        assert {one["fault"] for one in incidents(world)} <= {AGAIN}, incidents(world)
+        assert not acted(world), acted(world)
 
         # Nearly a third, each way: hardly a step is done, and whose link it is is told.
         lossy_link(nodes, hurt, 30)
