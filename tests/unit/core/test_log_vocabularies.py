@@ -261,3 +261,11 @@ def test_a_reset_inside_a_client_of_the_network_is_no_consequence() -> None:
     reset = "ConnectionResetError: [Errno 104] Connection reset by peer"
     assert culprit(raised("/lib/aiohttp/connector.py", reset)) == "network"
     assert culprit(raised("/lib/torch/distributed/rendezvous.py", reset)) == ""
+
+
+def test_what_python_let_go_stays_let_go_below_a_blank_line() -> None:
+    whole = raised("/home/u/train.py", "ResourceWarning: unclosed <a>")
+    said = "a.py:7: PytestUnraisableExceptionWarning: Exception ignored in: <a>\n"
+    assert culprit(said + "\n" + whole) == ""
+    assert culprit(said + whole) == ""
+    assert culprit("the run begins\n\n" + whole) == "user"

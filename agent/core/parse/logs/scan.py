@@ -453,8 +453,13 @@ def _taken_back(text: str, fatal: bool) -> bool:
 
 def _let_go(buffer: bytes, start: int) -> bool:
     """Whether the line above says that a traceback is told and no more."""
-    above = buffer.rfind(b"\n", max(0, start - LINE_MAX), max(0, start - 1)) + 1
-    text = line_at(buffer, above) if start > 0 else ""
+    text = ""
+    for _ in range(2):  # a blank line may stand between them
+        above = buffer.rfind(b"\n", max(0, start - LINE_MAX), max(0, start - 1)) + 1
+        text = line_at(buffer, above) if start > 0 else ""
+        if text.strip():
+            break
+        start = above
     introduces = text.rstrip().endswith(":") and HANDED_ON.search(text) is not None
     return any(words in text for words in LET_GO) or introduces and says_it_goes_on(text)
 

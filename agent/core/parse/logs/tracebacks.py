@@ -14,7 +14,7 @@ TRACEBACK = "Traceback (most recent call last)"
 IGNORED = "Exception ignored "  # in a finalizer or a callback: the process goes on
 # Above a traceback that ends nothing.
 LET_GO = ("--- Logging error ---", "COMET ERROR", "Error in atexit._run_exitfuncs",
-          "Jax plugin configuration error")
+          "Jax plugin configuration error", "PytestUnraisableExceptionWarning: ")
 # What a line with a colon at its end introduces a traceback as, when it says that work goes on.
 HANDED_ON = re.compile(
     r"(?i)\b(?:fail(?:ed|ure|s)?|error|exception|unable|could not|cannot|caught)\b"
@@ -34,7 +34,7 @@ _STANDARD = re.compile(
 )
 _LINK = re.compile(r"(?:During handling of the|The) above exception")
 _NAME = re.compile(r"(?P<path>(?:[A-Za-z_]\w*\.)*)(?P<last>[A-Za-z]\w*)(?::(?: |$)|$)")
-_ENDINGS = ("Error", "Exception", "Interrupt", "Exit", "Timeout", "Warning", "Expired", "Killed")
+_ENDINGS = ("Error", "Exception", "Interrupt", "Exit", "Timeout", "Expired", "Killed")
 _OF_ERRORS = re.compile(r"(?:^|\.)(?:exceptions?|errors?|exc|errors_impl|onnxruntime_\w+)\.$")
 _SMALL = tuple(ending.lower() for ending in _ENDINGS)
 _CLOCK = re.compile(r"\d{1,2}:\d\d:\d\d(?:[.,]\d+)?|\b\d{10}\.\d+")
