@@ -37,7 +37,7 @@ from holdfast.worker.launcher.rank_processes import RankProcesses
 ROOT = Path(__file__).resolve().parents[2]
 GUARD = "HOLDFAST_TEST_WITHOUT_GUARD"
 TESTS_FAILED = 1  # pytest's own
-LIMIT_S = 120.0
+LIMIT_S = 300.0
 
 
 class Guard(NamedTuple):

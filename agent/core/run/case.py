@@ -327,7 +327,10 @@ class RunCase:
             return
         if grant.action == policy.OBSERVE:
             ctx.reason = grant.reason
-            if self.recovery.gathered(ctx, ranks):
+            # Ranks that wait for a dead one would wait for ever; what only might be lost ends none.
+            dead = any(rank.ended is not None for rank in ranks)
+            if self.recovery.gathered(ctx, ranks) if dead else (
+                    not any(rank.state in LIVE for rank in ranks)):
                 self.ending.decide(policy.finish_code(cause), grant.reason, cause.fault)
                 self.ending.finish(ctx, plan)
         elif self.recovery.ready(ctx, ranks) and not self.gate.holds_restart(ctx, cause):

@@ -212,6 +212,20 @@ def test_a_lost_node_without_a_spare_shrinks_the_world_to_what_is_left() -> None
     assert culprits(cluster) == {"node_lost": "b"}
 
 
+@pytest.mark.parametrize("grade", ["trainer", "script"])
+def test_a_node_that_is_lost_and_only_watched_ends_nobody_who_lives(grade: str) -> None:
+    """Its agent may be what stands still: whoever trains on is not ended for it."""
+    cluster = elastic(grade=grade, settings=Settings(single_node=False, act=()))
+    cluster.dead.add("b")
+    for step in range(40):
+        for name in "ac":
+            cluster.labs[name].all(step=4 + step, phase="forward_backward", step_time_s=0.5)
+        cluster.run(1)
+    assert culprits(cluster)["node_lost"] == "b"
+    kinds = {e.kind for name in "ac" for e in cluster.labs[name].log[-200:]}
+    assert not kinds & {"stop", "finish"} and cluster.plan().generation == 1
+
+
 def test_a_world_grows_back_at_the_end_of_a_step_when_the_node_is_there_again() -> None:
     cluster = elastic()
     lose(cluster, "b")

@@ -18,6 +18,7 @@ PIECE = 3  # characters; no word is shorter
 GATE_LEAST = 3  # a bare number is searched in lines that sound bad alone
 _NAME = re.compile(r"(?<!\w)[A-Za-z]\w{3,80}")
 REMEMBERED = 4096  # texts whose family is known already
+_RELEASE = re.compile(r"/python3\.\d{1,2}/")  # so that `/python3/csv.py` is no csv.py of the job's
 
 
 class Family(NamedTuple):
@@ -79,7 +80,7 @@ class Families:
 
     def by_frame(self, path: str, name: str) -> Family | None:
         """By the library in whose file an exception of that class was raised."""
-        path = path.replace("\\", "/")
+        path = _RELEASE.sub("/python3/", path.replace("\\", "/"))
         return next((row for piece, row in self._frames if piece in path and name in row.raises),
                     None)
 
