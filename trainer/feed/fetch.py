@@ -31,6 +31,8 @@ FIRST_WAIT_S, LONGEST_WAIT_S = 0.2, 20.0
 ASKED_MAX = 64
 LANES = 4  # requests at a time: what is asked ahead must not hold up what is waited for
 WRITTEN_S = 3600.0  # a file without a name that is older is nobody's any more
+SAID_S = 1.0  # beyond the deadline, for the child to say why
+AGAIN_S = 1.0  # from the death of a child to the next
 TRIES = 3  # of a copy that another rank evicts before it is read
 
 
@@ -141,7 +143,7 @@ class Fetcher:
         if not ahead:
             self._tell(name, copy)
         while True:
-            answer = self._hear(deadline_s - time.monotonic(), copy)
+            answer = self._hear(deadline_s + SAID_S - time.monotonic(), copy)
             if answer is None:
                 self.close()
                 raise TooSlow(f"did not come within {self._deadline_s:.0f} s: look at "
@@ -149,6 +151,14 @@ class Fetcher:
             if answer.get("ended"):
                 self.close()
                 raise TooSlow(f"is not to be had: {answer['ended']}")
+            if answer.get("died"):  # with a head of Ray's, or for want of memory
+                self.close()
+                if time.monotonic() + AGAIN_S > deadline_s:
+                    raise TooSlow(f"is not to be had: {answer['died']}: look at {self._look_at}")
+                time.sleep(AGAIN_S)
+                ahead = False
+                self._tell(name, copy)
+                continue
             if not answer.get("absent") and not answer.get("failed"):
                 return
             if not ahead and answer.get("absent"):
@@ -168,7 +178,7 @@ class Fetcher:
                     self._answers.get_nowait())
             except queue.Empty:
                 return None
-            if answer.get("ended"):
+            if answer.get("ended") or answer.get("died"):
                 self._asked.clear()
                 if copy:
                     return answer
@@ -183,20 +193,21 @@ class Fetcher:
         if self._child is None:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._child = child = subprocess.Popen(
-                [sys.executable, "-P", "-m", "holdfast.trainer.feed.fetch", self._root,
-                 str(self._folder), str(self._local_bytes)],
+                [sys.executable, "-P", "-m", "holdfast.trainer.feed.fetch"],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            self._say([self._root, str(self._folder), self._local_bytes])
             threading.Thread(target=self._listen, args=(child,), daemon=True).start()
         self._asked.add(copy)
         question = {"name": name, "copy": copy, "within_s": self._deadline_s,
                     "asked_s": time.monotonic(),
                     "keep": sorted(self._wanted)}
-        assert self._child.stdin is not None
-        try:
-            self._child.stdin.write(json.dumps(question) + "\n")
+        self._say(question)
+
+    def _say(self, what: object) -> None:
+        assert self._child is not None and self._child.stdin is not None
+        with contextlib.suppress(OSError):  # its thread says why
+            self._child.stdin.write(json.dumps(what) + "\n")
             self._child.stdin.flush()
-        except OSError:  # its thread says why
-            pass
 
     def _listen(self, child: subprocess.Popen[str]) -> None:
         assert child.stdout is not None
@@ -204,7 +215,7 @@ class Fetcher:
             for line in child.stdout:
                 self._answers.put(json.loads(line))
         if child is self._child:
-            self._answers.put({"ended": f"the child that fetches ended with {child.wait()}"})
+            self._answers.put({"died": f"the child that fetches ended with {child.wait()}"})
 
 
 # ------------------------------------------------------------------------------------ in the child
@@ -322,8 +333,12 @@ def s3_get(root: str, connect_s: float = 10.0, read_s: float = 60.0) -> Get:
     return get
 
 
-def main(root: str, folder: str, local_bytes: str) -> int:
-    """Answers each line of standard input with one line; ends with it."""
+def main() -> int:
+    """Answers each line of standard input but the first with one line; ends with it.
+
+    The first says what is read and where it is kept, and not the command line, which all users of
+    the machine can read: what a dataset is given may hold a token."""
+    root, folder, local_bytes = json.loads(sys.stdin.readline())
     source = source_of(root)
     assert source is not None
     answers = os.fdopen(os.dup(1), "w")
@@ -334,7 +349,7 @@ def main(root: str, folder: str, local_bytes: str) -> int:
         print(json.dumps({"ended": f"no {error.name}: install holdfast[{source.extra}]"}),
               file=answers, flush=True)
         return 0
-    copies, lock = Copies(Path(folder), int(local_bytes)), threading.Lock()
+    copies, lock = Copies(Path(folder), local_bytes), threading.Lock()
 
     def work(asked: dict[str, Any]) -> None:
         answer = bring(get, copies.keep, asked["name"], asked["copy"], asked["within_s"],
@@ -352,4 +367,4 @@ def main(root: str, folder: str, local_bytes: str) -> int:
 
 if __name__ == "__main__":
     # Under the name by which sources import it: their exceptions are caught by class.
-    sys.exit(pkgutil.resolve_name("holdfast.trainer.feed.fetch:main")(*sys.argv[1:]))
+    sys.exit(pkgutil.resolve_name("holdfast.trainer.feed.fetch:main")())

@@ -13,7 +13,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ..config import CLASS, FROM_1, Limit, read_options, setting
+from ..config import CLASS, FROM_1, ConfigError, Limit, read_options, setting
 from .shards import CopyOptions, Shards
 
 
@@ -41,5 +41,8 @@ class RayData(Shards):
         chosen = read_options(RayOptions, options, "data_options")
         about = {"dataset": chosen.dataset, "options": chosen.options, "rows": chosen.rows,
                  "address": chosen.address, "work_dir": str(work_dir.absolute())}
-        root = "ray:" + json.dumps(about, sort_keys=True)
+        try:
+            root = "ray:" + json.dumps(about, sort_keys=True)
+        except TypeError as error:  # TOML has dates
+            raise ConfigError([f"data_options.options: {error}: write it as text"]) from None
         self.open(f"ray {chosen.dataset}", chosen.fetcher(root, work_dir), chosen.in_memory)

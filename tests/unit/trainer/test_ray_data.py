@@ -5,6 +5,7 @@ By a stand-in for ray (ray_stand_in); `make ray` asks Ray itself (real_ray.py).
 
 from __future__ import annotations
 
+import datetime
 import importlib.util
 import time
 from pathlib import Path
@@ -76,6 +77,26 @@ def test_what_ray_loses_comes_again(ray) -> None:
     assert ray.actors == 2  # the rows went with it, and were made again
 
 
+def test_a_client_that_ends_with_its_head_ends_no_rank(ray) -> None:
+    found = ray.feed("sets:rows", in_memory=1)
+    ray.trouble("exit", "exit")
+    assert found.batch([11])["number"].tolist() == [11]
+    assert ray.actors == 3
+
+
+def test_a_client_that_ends_each_time_is_data_behind_the_deadline(ray) -> None:
+    ray.trouble("exit", "always")
+    assert "is not to be had: the child that fetches ended with 3: look at Ray's" in ray.said(
+        "sets:rows", deadline_s=3.0)
+
+
+def test_what_a_dataset_is_given_stands_in_no_command_line(ray) -> None:
+    found = ray.feed("sets:rows", options={"token": "secret-of-the-test"})
+    found.soon([0, 5, 11])
+    pid = found._fetcher._child.pid
+    assert b"secret-of-the-test" not in Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
 def test_rows_that_are_others_when_they_are_made_again_are_named(ray) -> None:
     found = ray.feed("sets:changing", in_memory=1)
     found.batch([0])
@@ -117,7 +138,9 @@ def test_without_a_head_its_address_is_looked_for_until_the_deadline(ray) -> Non
 def test_settings_are_named(tmp_path) -> None:
     for given, words in (({}, 'data_options.dataset = \'\': set "module:function"'),
                          ({"dataset": "mine:rows", "rows": 0}, "data_options.rows = 0: set at least"
-                          " 1")):
+                          " 1"),
+                         ({"dataset": "mine:rows", "options": {"since": datetime.date(2026, 1, 1)}},
+                          "data_options.options: Object of type date")):
         with pytest.raises(ConfigError) as caught:
             RayData(given, tmp_path)
         assert words in str(caught.value)

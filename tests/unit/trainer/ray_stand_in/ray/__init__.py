@@ -1,7 +1,8 @@
 """A stand-in for ray, as far as holdfast.trainer.feed.ray_source asks for it.
 
 Its state lies in the folder $RAY_STAND_IN: each line of `trouble` there is an error that the next
-call of an actor ends with (one of an actor that died takes its state along), and each line of
+call of an actor ends with (one of an actor that died takes its state along, `exit` the process that
+asks, as Ray's client ends when its head is gone), and each line of
 `actors` one that was made.  Actors live in the process that asks for them.
 """
 
@@ -57,6 +58,8 @@ class Method:
         if first:
             if rest != "always":
                 trouble.write_text(rest)
+            if first == "exit":
+                os._exit(3)
             if first == "ActorDiedError":
                 ACTORS.clear()
             raise getattr(exceptions, first)("it died unexpectedly")
