@@ -94,8 +94,14 @@ def _review(options: argparse.Namespace) -> int:
     """`incidents ID --ack | --label`: on each agent of the node that has it."""
     found = reach()
     if options.run:
-        agent, answer, _ = choose(found, options.run)
-        found = [(agent, answer)]
+        try:
+            agent, answer, _ = choose(found, options.run)
+            found = [(agent, answer)]
+        except Failure:
+            them = [agent for agent, _ in live.remembering([*found], options.run)]
+            found = [pair for pair in found if pair[0] in them]
+            if not found:
+                raise
     one = live.one_incident(found, options.id)["id"]
     body: dict[str, Any] = {"reason": options.reason, "by": user_name(os.getuid())}
     if options.label:

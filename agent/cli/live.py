@@ -34,13 +34,13 @@ def of_run(name: str | None) -> Found:
         past = ended_run(name) if name else None
         if past is not None:
             return [past]
-        remembered = _remembering(found, name)
+        remembered = remembering(found, name)
         if not remembered:
             raise
         return remembered
 
 
-def _remembering(found: Found, run: str | None) -> Found:
+def remembering(found: Found, run: str | None) -> Found:
     """The agents that had this run and have it no more."""
     them: Found = []
     for agent, answer in found:
@@ -73,7 +73,7 @@ def status(options: argparse.Namespace) -> int:
             agent, answer, _ = choose(found, options.run)
             found = [(agent, answer)]
     except Failure:
-        if options.run and (ended_run(options.run) or _remembering([*found], options.run)):
+        if options.run and (ended_run(options.run) or remembering([*found], options.run)):
             raise Failure(f"run {options.run} has ended: `holdfast incidents --run {options.run}` "
                           f"and `holdfast ledger --run {options.run}` say how it went") from None
         raise

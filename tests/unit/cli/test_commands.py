@@ -401,6 +401,12 @@ def test_a_review_goes_to_the_run_that_is_named(
     assert len(agents["m5"].posted) == 1 and not agents["other"].posted
     assert main(["incidents", "i-16", "--ack"]) == 0
     assert len(agents["other"].posted) == 1
+    # A run that is over is reviewed where it is remembered, and nowhere else.
+    assert main(["incidents", "i-16", "--ack", "--run", "gone"]) == 1
+    assert "no run 'gone' here" in capsys.readouterr().err
+    agents["other"].answers["/api/v1/jobs"] = [{"run": "gone"}]
+    assert main(["incidents", "i-16", "--ack", "--run", "gone"]) == 0
+    assert [len(agents[name].posted) for name in ("m5", "other")] == [2, 2]
 
 
 # The API's word -> the command line that asks for it: what one offers, the other does.
