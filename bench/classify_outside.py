@@ -4,9 +4,9 @@ Owns the scoring.  The texts belong to those who wrote them and are not in this 
 of those that were scored, without text, is bench/outside_index.jsonl.  Its `half`: rules were
 written against seen, opened, dev, third_dev and fourth_dev, and against fourth_opened after it had
 been scored once; sealed and third_sealed stayed closed; measured was opened after its score.  The
-fourth set is split by its threads' hashes: opened where the SHA-256 of the source is odd.  A case
-is a line of JSON: id, source, project, text, culprit, role (root, cascade, harmless), retryable,
-family.
+fourth set is split by its threads' hashes: opened where the SHA-256 of the source is odd.  Against
+fifth no rule was written; one was taken back for what it did there.  A case is a line of JSON: id,
+source, project, text, culprit, role (root, cascade, harmless), retryable, family.
 """
 
 from __future__ import annotations

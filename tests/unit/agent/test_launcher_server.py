@@ -126,7 +126,7 @@ def test_a_page_of_rubbish_is_no_rank_that_moves(agent, tmp_path):
 
 @pytest.mark.parametrize("said", ["before", "after"])
 def test_a_bye_is_heard_whatever_the_launcher_left_unread(agent, tmp_path, said):
-    """It leaves while the agent speaks to it: the kernel tells that first, and has the bye still."""
+    """It leaves as the agent speaks to it: the kernel tells that first, and has the bye still."""
 
     async def scenario(daemon, node, launch):
         launcher = launch()

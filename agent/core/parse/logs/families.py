@@ -18,7 +18,7 @@ PIECE = 3  # characters; no word is shorter
 GATE_LEAST = 3  # a bare number is searched in lines that sound bad alone
 _NAME = re.compile(r"(?<!\w)[A-Za-z]\w{3,80}")
 REMEMBERED = 4096  # texts whose family is known already
-_RELEASE = re.compile(r"/python3\.\d{1,2}/")  # so that `/python3/csv.py` is no csv.py of the job's
+_RELEASE = re.compile(r"/python3\.\d{1,2}/")  # Python's own modules, told from the job's
 
 
 class Family(NamedTuple):

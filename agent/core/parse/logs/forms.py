@@ -97,7 +97,8 @@ GOES_ON = re.compile(
 )
 # Weaker words of that kind: a line that ends a process may well have them.
 _MILD = re.compile(
-    r"(?i)\btrying (?:with )?(?:[^\W_]{1,20}[ =_-]){0,3}\d|[;,] using (?!.{0,40}(?:memory|[GM]i?B\b))\S|"
+    r"(?i)\btrying (?:with )?(?:[^\W_]{1,20}[ =_-]){0,3}\d|"
+    r"[;,] using (?!.{0,40}(?:memory|[GM]i?B\b))\S|"
     r"\b(?:downloading|fetching|building) (?:it )?again\b|\((?:an )?optional\b|\bfilled with\b|"
     r"\bclipp(?:ed|ing) |\bwill resume\b|\bresumed (?:from|at|after)\b|\bsimulat(?:ed|ing)\b|"
     r"\binject(?:ed|ing) |\bexpected (?:failure|to fail|error)\b|\bas (?:it should|expected)\b"
