@@ -392,7 +392,7 @@ MUTANTS = (
            put(recovery.Recoveries, "answer", lambda *_: None)),
     Mutant("ends at the first fault", "ranks", ("ends_deserved",), ends_at_the_first_fault),
     Mutant("starts before the survivors parked", "ranks", ("nothing_thrown_away",),
-           put(recovery.Recoveries, "_gathered", lambda *_: True)),
+           put(recovery.Recoveries, "gathered", lambda *_: True)),
     Mutant("scripts without a permit", "network", ("one_generation_computes",),
            lambda patch: patch.setattr(case.reconcile, "start", without_permit),
            seed=253),
