@@ -16,9 +16,11 @@ from . import faults
 FLEET = "fleet.yml"
 SAMPLES = ("prometheus.yml", "alertmanager.yml")  # written beside the rules, to start from
 # Any living agent serves the runbooks, so the address opens inside a closed network as well.  Where
-# none lives it is of one that did today: it opens once that is back.
-SERVED = ('http://{{ with query "holdfast_build_info or last_over_time(holdfast_build_info[1d])" }}'
-          '{{ . | first | label "instance" }}{{ end }}/runbooks')
+# none lives it is of one that did today: it opens once that is back.  The first by name, since
+# Prometheus gives them in an order of chance and a notice must not change from look to look.
+SERVED = ('http://{{ with query "holdfast_build_info or '
+          '(last_over_time(holdfast_build_info[1d]) unless on () holdfast_build_info)" }}'
+          '{{ . | sortByLabel "instance" | first | label "instance" }}{{ end }}/runbooks')
 HEAD = "# Written by `holdfast dashboards render`: change runbooks or dashboards/rules instead.\n"
 
 
