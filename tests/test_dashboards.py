@@ -19,7 +19,7 @@ from holdfast.dashboards.grafana import boards, panels
 from holdfast.dashboards.rules import files
 
 LABELS = {"run": "m5", "severity": "fatal", "fault": "rank_hung", "state": "running",
-          "category": "training", "kind": "some"}
+          "category": "training", "kind": "some", "period": "volatile"}
 SEVERAL = {"job_seconds_total": ("kind", ("training", "wall", "queued")),
            "node_seconds_total": ("category", ("training", "startup"))}
 VALUES = {"$run": "m5", "$node": "n0", "$__rate_interval": "5m", "$__range": "1h"}
