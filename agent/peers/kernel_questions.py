@@ -29,6 +29,7 @@ class Answer(Enum):
     NONE = "none"
     REFUSED = "refused"  # by a kernel, at once
     TAKEN = "taken"  # into the queue of whoever listens
+    UNASKED = "unasked"  # this process had no descriptor left to ask with
 
 
 @dataclass
@@ -101,15 +102,22 @@ class KernelQuestions:
     ) -> bool | None:
         """What the answers of both ports come to."""
         silence, way = self._silences.get(name, Silence()), self._ways.get(name, Way())
-        way.learn(sum(one is not Answer.NONE for one in closed), len(closed))
-        if any(one is not Answer.NONE for one in closed):
+        way.learn(answered(closed), sum(one is not Answer.UNASKED for one in closed))
+        if answered(closed):
             silence.refuses = True
             return True
+        silence.taken = silence.taken or Answer.TAKEN in agent
+        if Answer.UNASKED in closed or Answer.UNASKED in agent:
+            return True if answered(agent) else None  # fewer questions than silence is proven by
         if silence.refuses:
             silence.refuses = False  # the next question goes to both
             return None
-        silence.taken = silence.taken or Answer.TAKEN in agent
-        return any(one is not Answer.NONE for one in agent) if agent else None
+        return answered(agent) > 0 if agent else None
+
+
+def answered(questions: Sequence[Answer]) -> int:
+    """How many of them got a word from the kernel."""
+    return sum(one in (Answer.REFUSED, Answer.TAKEN) for one in questions)
 
 
 async def _tries(host: str, port: int, count: int, gap_s: float) -> list[Answer]:
@@ -123,7 +131,11 @@ async def answer(host: str, port: int, delay_s: float) -> Answer:
     await asyncio.sleep(delay_s)
     loop = asyncio.get_running_loop()
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as sock:
+    try:
+        sock = socket.socket(family, socket.SOCK_STREAM)
+    except OSError:
+        return Answer.UNASKED
+    with sock:
         sock.setblocking(False)
         try:
             async with asyncio.timeout(PROBE_S):

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import resource
 import socket
 import time
 from collections.abc import Iterator
@@ -63,6 +65,19 @@ def asked(questions: KernelQuestions, port: int, times: int) -> list[bool | None
     return asyncio.run(rounds())
 
 
+@contextlib.contextmanager
+def descriptors(spare: int) -> Iterator[None]:
+    """At most so many more for this process."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.open(os.devnull, os.O_RDONLY)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + spare, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
 def test_however_often_a_stopped_agents_kernel_is_asked_it_answers() -> None:
     with listening(BACKLOG) as (server, port):
         assert asked(KernelQuestions(), port, 10) == [True] * 10
@@ -111,6 +126,23 @@ def test_a_node_that_dies_behind_its_stopped_agent_is_told_of_by_the_next_questi
         assert asked(questions, silent, 1) == [True]  # refused at the closed port
         monkeypatch.setattr(kernel_questions, "CLOSED_PORT", silent)
         assert asked(questions, silent, 3) == [None, False, False]
+
+
+def test_a_node_is_not_missed_for_questions_that_nobody_could_ask(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An observer without a descriptor left: it has heard nothing because it has asked nothing."""
+
+    async def hindered(questions: KernelQuestions, spare: int) -> bool | None:
+        with descriptors(spare):
+            return await questions.ask("c", HOST, port)
+
+    with swallowing() as closed, swallowing() as port:
+        monkeypatch.setattr(kernel_questions, "CLOSED_PORT", closed)
+        for spare in (0, 4):
+            questions = KernelQuestions()
+            assert asyncio.run(hindered(questions, spare)) is None
+            assert asked(questions, port, 1) == [False]
 
 
 def test_an_agent_that_stands_still_is_silent_and_not_lost_for_however_long() -> None:
