@@ -59,7 +59,7 @@ def test_a_restart_is_a_start_because_of_a_fault(agent, tmp_path):
     asyncio.run(scenario())
 
 
-def test_pages_and_processes_become_levels(agent, tmp_path):
+def test_pages_and_processes_become_levels(agent, tmp_path, monkeypatch):
     async def scenario():
         child = subprocess.Popen(["sleep", "60"])
         try:
@@ -82,9 +82,12 @@ def test_pages_and_processes_become_levels(agent, tmp_path):
                 await until(lambda: node.seen[-1].runs[0].ranks[0].stopped_s > 0.5)
                 os.kill(child.pid, signal.SIGCONT)
                 await until(lambda: node.seen[-1].runs[0].ranks[0].stopped_s == 0.0)
-                before = node.steps
+                woken, wake = [], daemon.launchers.listener.wake
+                monkeypatch.setattr(daemon.launchers.listener, "wake",
+                                    lambda why: woken.append((why, node.steps)) or wake(why))
                 child.kill()
-                await until(lambda: node.steps > before, 0.3)  # the pidfd woke it
+                (at,) = await until(lambda: [steps for why, steps in woken if why == "rank died"])
+                await until(lambda: node.steps > at)
                 launcher.close()
                 await until(lambda: not node.seen[-1].runs[0].connected)
         finally:
