@@ -29,6 +29,7 @@ from holdfast.collectors.nvidia import NvidiaCollector
 
 GOLDEN = Path(__file__).resolve().parent / "golden"
 OTHERS = tuple(one.name for one in ALL if one.name != "nvidia")
+HUNG_S = 1.0  # of a call that never returns: far longer than a busy machine holds a loop up
 STATES = ("gpu_lost", "gpu_lost_late", "ecc_storm", "remap_pending", "link_down", "spinning")
 
 
@@ -163,11 +164,11 @@ async def stop(task) -> None:
     await asyncio.wait([task], timeout=5.0)
 
 
-def start(node, troubles=None):
+def start(node, troubles=None, deadline_s=0.2):
     config = load(None, {
-        "collectors.nvml": (str(node.library), "t"), "collectors.deadline_s": (0.2, "t"),
+        "collectors.nvml": (str(node.library), "t"), "collectors.deadline_s": (deadline_s, "t"),
         "collectors.disable": (OTHERS, "t"), "agent.tick_s": (0.05, "t"),
-        "agent.fast_s": (0.1, "t"), "agent.slow_s": (0.2, "t"),
+        "agent.fast_s": (0.1, "t"), "agent.slow_s": (deadline_s, "t"),
     }).config
     said = troubles if troubles is not None else []
     runner = Runner(config, lambda part, error: said.append(f"{part}: {error}"))
@@ -182,7 +183,7 @@ def test_a_hung_call_is_killed_and_the_next_reading_starts_anew(node):
     troubles: list[str] = []
 
     async def scenario():
-        runner, task = start(node, troubles)
+        runner, task = start(node, troubles, HUNG_S)
         await until(lambda: runner.samples())
         pid = runner._entries[0].helper.pid
         node.becomes("hung_call")
@@ -192,9 +193,9 @@ def test_a_hung_call_is_killed_and_the_next_reading_starts_anew(node):
             await asyncio.sleep(0.01)
             late_s = time.monotonic() - begin_s - 0.01
             loop_lag = max(loop_lag, late_s)
-        assert "no answer within 0.2 s" in runner.health()[0].error
+        assert f"no answer within {HUNG_S:g} s" in runner.health()[0].error
         assert not alive(pid) and not runner.samples() and runner.last("nvidia")
-        assert loop_lag < 0.15, "the loop waited for the call"
+        assert loop_lag < 0.7 * HUNG_S, "the loop waited for the call"
         node.becomes("healthy")
         await until(lambda: runner.samples())
         assert runner._entries[0].helper.pid not in (0, pid) and not runner.stuck_children()
