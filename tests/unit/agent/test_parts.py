@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from fakes import until
 from pages import same_as_golden
+from waiting import LIMIT_S
 
 from holdfast.agent.config.load import load
 from holdfast.agent.core.model import StoreWrite
@@ -285,7 +286,7 @@ def test_evidence_names_state_and_line(tmp_path, stop):
     script.write_text(STALL)
     child = subprocess.Popen([sys.executable, str(script)])
     try:
-        deadline_s = time.monotonic() + 5.0
+        deadline_s = time.monotonic() + LIMIT_S
         while True:
             found = evidence.look(child.pid)
             seen = (found["where"], found["state"]) == ("stall.py:5 in inner", "S")
@@ -369,17 +370,17 @@ def agent_process(tmp_path, *more):
 def test_the_process_serves_ends_on_sigterm_and_refuses_a_second(tmp_path):
     first = agent_process(tmp_path)
     try:
-        deadline_s = time.monotonic() + 10.0
+        deadline_s = time.monotonic() + LIMIT_S
         while not (tmp_path / "r" / "address").exists():
             assert time.monotonic() < deadline_s and first.poll() is None
             time.sleep(0.01)
         second = agent_process(tmp_path)
-        _, error = second.communicate(timeout=10)
+        _, error = second.communicate(timeout=LIMIT_S)
         # Not 78: the first may let go, and then the same command serves.
         assert second.returncode == 1 and f"pid {first.pid}" in error
         first.send_signal(signal.SIGHUP)
         first.send_signal(signal.SIGTERM)
-        assert first.wait(10) == 0
+        assert first.wait(LIMIT_S) == 0
         left = sorted(path.name for path in (tmp_path / "r").iterdir())
         assert left == []
     finally:
@@ -391,5 +392,5 @@ def test_a_bad_configuration_ends_with_78(tmp_path):
     file = tmp_path / "agent.toml"
     file.write_text("[agent]\ntick = 1\n")
     done = agent_process(tmp_path, "--config", str(file))
-    _, error = done.communicate(timeout=10)
+    _, error = done.communicate(timeout=LIMIT_S)
     assert done.returncode == 78 and "agent.tick is unknown: did you mean tick_s?" in error
