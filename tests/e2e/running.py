@@ -97,7 +97,14 @@ class Run:
         )
 
     def status(self) -> dict[str, Any]:
-        return self.api("/api/v1/status")["runs"][0]
+        """Of the run that goes on, as soon as its agent answers."""
+
+        def told() -> list[dict[str, Any]]:
+            answer = self.try_api("/api/v1/status")
+            assert answer or self.process.poll() is None, self.output
+            return list(answer["runs"]) if answer else []
+
+        return dict(wait_for(told, LIMIT_S, f"a run in status\n{self.output}")[0])
 
     def ranks(self) -> dict[int, dict[str, Any]]:
         answer = self.try_api("/api/v1/status")
