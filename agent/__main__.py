@@ -51,6 +51,8 @@ def options_of(arguments: Sequence[str]) -> Options:
     given = parser.parse_args(arguments)
     if given.private and not (given.run and given.state and given.runtime):
         parser.error("--private needs --run, --state and --runtime")
+    if not given.private and (given.run or given.rendezvous):
+        parser.error(f"{'--run' if given.run else '--rendezvous'} belongs to --private")
     overrides: dict[str, tuple[object, str]] = {}
     for key, variable, value in (
         ("agent.state_dir", "HOLDFAST_STATE_DIR", given.state),

@@ -77,4 +77,8 @@ def dispatch(arguments: list[str]) -> int:
     if chosen.command is None:
         parser.print_help()
         return 0
+    from . import modes
+
+    if chosen.command not in modes.ANSWERS:
+        modes.refuse(chosen)
     return load(chosen.command)(chosen)

@@ -40,6 +40,7 @@ from holdfast.agent.core.checks.verdict import (
 from holdfast.agent.system import procfs
 from holdfast.worker.exits import NOT_KNOWN
 
+from . import modes
 from .client import reach
 from .launch import job_python
 from .text import FAINT, STYLES, Failure, Line, Span, count, field, line, seconds, show
@@ -58,6 +59,17 @@ LIKE = {BASELINE: "its passes baseline", FLEET: "other nodes fleet"}
 
 
 def check(options: argparse.Namespace) -> int:
+    try:
+        modes.refuse(options, NOT_KNOWN)
+        return _asked(options)
+    except Failure as failure:
+        if not options.convention:
+            raise
+        print(f"holdfast: unknown: {failure}", file=sys.stderr)
+        return 0
+
+
+def _asked(options: argparse.Namespace) -> int:
     if options.list:
         return _list(options.json)
     if options.history:
@@ -70,19 +82,10 @@ def check(options: argparse.Namespace) -> int:
         return control.check(options)
     try:
         return _health(options) if options.convention == SLURM_HEALTH else _round(options)
-    except Failure as failure:
-        if not options.convention:
-            raise
-        print(f"holdfast: unknown: {failure}", file=sys.stderr)
-        return 0
     except BrokenPipeError:  # `holdfast check | head`: the checks were made
         raise
     except OSError as error:
-        said = f"not checked: {error}"
-        if not options.convention:
-            raise Failure(said, NOT_KNOWN) from error
-        print(f"holdfast: unknown: {said}", file=sys.stderr)
-        return 0
+        raise Failure(f"not checked: {error}", NOT_KNOWN) from error
 
 
 def _peers(options: argparse.Namespace) -> int:
@@ -92,6 +95,9 @@ def _peers(options: argparse.Namespace) -> int:
         sizes = [_size(word) for word in options.sizes.split(",")] if options.sizes else [0]
     except ValueError as error:
         raise Failure(str(error), NOT_KNOWN) from error
+    if len(sizes) > 1:
+        raise Failure(f"--sizes {options.sizes}: tests between nodes have one size: give one",
+                      NOT_KNOWN)
     named = options.python or _configuration(options.config).checks.python
     busy = [] if options.force else _training(_agents()[0])
     why = f"{', '.join(busy)} trains here, and would be disturbed: --force" if busy else ""

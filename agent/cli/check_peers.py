@@ -41,9 +41,6 @@ def check_peers(options: argparse.Namespace, pythons: Sequence[tuple[str, str]],
                 size: int, why_not: str = "") -> int:
     """`pythons`: that may have torch; `size`: of a test in bytes, 0 for the usual one; `why_not`:
     this node comes, and says why it makes no test."""
-    if options.name or options.convention:
-        raise Failure("--peers makes the tests between nodes alone: name no check, and no --for",
-                      NOT_KNOWN)
     folder = results.directory(os.environ)
     try:
         peers = hosts.peers(options.peers, options.hostfile, os.environ)

@@ -36,8 +36,6 @@ def resume(options: argparse.Namespace) -> int:
 
 
 def _hand(options: argparse.Namespace, verb: str, said: str) -> int:
-    if sum(map(bool, (options.run, options.node, options.fleet))) > 1:
-        raise Failure("--run, --node and --fleet exclude each other", USAGE)
     found = reach()
     body: dict[str, Any] = {"reason": options.reason, "by": user_name(os.getuid())}
     if getattr(options, "for_s", 0.0):
@@ -69,25 +67,11 @@ def restart(options: argparse.Namespace) -> int:
 @asking
 def incidents(options: argparse.Namespace) -> int:
     """To tell of them, or to review one."""
-    _one_question(options)
-    return _review(options) if options.ack or options.label else live.incidents(options)
-
-
-def _one_question(options: argparse.Namespace) -> None:
-    """Failure for what one answer would pass over in silence."""
-    reviews, lists = ("ack", "label"), ("refused", "asked", "alerts")
-    asked = [one for one in (*reviews, *lists) if getattr(options, one)]
-    if len(asked) > 1:
-        raise Failure(f"--{asked[0]} and --{asked[1]} exclude each other", USAGE)
-    if options.reason and not set(asked) & set(reviews):
-        raise Failure("--reason belongs to --ack or --label", USAGE)
-    of_incidents = {"ID": options.id, "--all": options.all, "--would-have": options.would_have}
-    given = [name for name, value in of_incidents.items() if value]
-    if given and set(asked) & set(lists):
-        raise Failure(f"{given[0]} and --{asked[0]} exclude each other: the latter lists all",
-                      USAGE)
-    if asked and not options.id and asked[0] in reviews:
+    if not options.ack and not options.label:
+        return live.incidents(options)
+    if not options.id:
         raise Failure("which incident? Give its ID, or the beginning of it", USAGE)
+    return _review(options)
 
 
 def _review(options: argparse.Namespace) -> int:
@@ -122,7 +106,7 @@ def exclude(options: argparse.Namespace) -> int:
 
 @asking
 def drain(options: argparse.Namespace) -> int:
-    if bool(options.run) == bool(options.node):
+    if not options.run and not options.node:
         raise Failure("what is to be drained? Give a node's name, or --run NAME", USAGE)
     if options.run:
         agent, _, run = choose(reach(), options.run)

@@ -29,17 +29,7 @@ OVER_TLS = "https://"  # as --runbook-base
 
 
 def dashboards(options: argparse.Namespace) -> int:
-    given = [f"--{name.replace('_', '-')}" for name in PUSHED if getattr(options, name)]
-    if options.what == "render":
-        if given:
-            raise Failure(f"{given[0]} belongs to `holdfast dashboards push`", USAGE)
-        return _render(options)
-    if options.to:
-        raise Failure("--to belongs to `holdfast dashboards render`", USAGE)
-    return _push(options)
-
-
-PUSHED = ("url", "token_file", "folder", "datasource", "dry_run", "diff")
+    return _render(options) if options.what == "render" else _push(options)
 
 
 def _render(options: argparse.Namespace) -> int:

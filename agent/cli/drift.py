@@ -13,7 +13,6 @@ from typing import Any
 from urllib.parse import quote
 
 from holdfast.worker import exits
-from holdfast.worker.exits import USAGE
 
 from .client import asking, choose, reach
 from .text import (
@@ -46,7 +45,7 @@ def drift(options: argparse.Namespace) -> int:
     """0 when all are the same, or there is one node alone; 1 when some differ; 3 when a node's
     identity is not known and no difference was found, or no agent could be asked; 2 for a file
     that is not what an agent said."""
-    answer = _asked(options.run) if not options.file else _given(options.file, options.run)
+    answer = _given(options.file) if options.file else _asked(options.run)
     if options.json:
         print_json(answer)
     else:
@@ -54,11 +53,9 @@ def drift(options: argparse.Namespace) -> int:
     return code(answer)
 
 
-def _given(files: Sequence[str], run: str | None) -> Any:
+def _given(files: Sequence[str]) -> Any:
     from . import drift_files
 
-    if run:
-        raise Failure("--run goes without files: each says itself which run it is about", USAGE)
     return drift_files.compared(files)
 
 

@@ -37,6 +37,11 @@ def parity(options: argparse.Namespace) -> int:
     try:
         first, second = (kept.load(kept.find(Path(run), options.step))
                          for run in (options.first, options.second))
+        for judged in (first, second):  # a file is taken as it is
+            if options.step not in (None, judged.step):
+                raise kept.EvaluationError(
+                    f"{judged.path} is of step {judged.step}, not {options.step}: name the run's "
+                    "folder, or leave out --step")
         task, pairs = _same_pairs(first, second, options.task)
     except kept.EvaluationError as error:
         raise Failure(str(error), exits.USAGE) from None

@@ -204,12 +204,13 @@ def config(options: argparse.Namespace) -> int:
 
     loaded = _load(options.config, serves=options.what == "check")
     values = {key: (value, loaded.origins[key]) for key, value in flatten(loaded.config)}
+    if options.what == "check":
+        _runbooks(loaded.config)
     if options.json:
         print_json({key: {"value": value, "origin": origin}
                     for key, (value, origin) in values.items()})
         return 0
     if options.what == "check":
-        _runbooks(loaded.config)
         changed = sum(origin != "default" for _, origin in values.values())
         own = len(loaded.signatures)
         more = f", {count(own, 'own signature')}" if own else ""

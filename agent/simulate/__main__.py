@@ -78,7 +78,7 @@ def main(arguments: list[str] | None = None) -> int:
         prog="holdfast simulate", formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Run the real policy on a virtual cluster in a storm of faults.",
         epilog=EXAMPLES)
-    parser.add_argument("--seeds", type=_seeds, default=range(100), help="first:last")
+    parser.add_argument("--seeds", type=_seeds, help="first:last (default 0:100)")
     parser.add_argument("--seed", type=number(int, 0, SEED_MAX), help="one seed")
     parser.add_argument("--trace", action="store_true", help="print every event of --seed")
     parser.add_argument("--storm", choices=sorted(STORMS), default="default", metavar="NAME",
@@ -86,6 +86,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--processes", type=number(int, 1, 256), default=1)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
+    if options.trace and options.seed is None:
+        parser.error("--trace belongs to --seed")
+    if options.seed is not None and (options.seeds or options.processes > 1):
+        parser.error("--seed is one alone: leave out --seeds and --processes, or --seed")
+    options.seeds = options.seeds or range(100)
     if options.seed is not None:
         report = run_storm(options.seed, options.storm, sink=print if options.trace else None)
         if options.trace:

@@ -376,9 +376,9 @@ def test_an_alert_is_told_with_what_it_names(agents: dict[str, StandIn], capsys:
 
 
 @pytest.mark.parametrize(("words", "said"), [
-    ("--asked --alerts", "--asked and --alerts exclude each other"),
-    ("i-16 --ack --refused", "--ack and --refused exclude each other"),
-    ("i-16 --ack --label true", "--ack and --label exclude each other"),
+    ("--asked --alerts", "--alerts and --asked exclude each other"),
+    ("i-16 --ack --refused", "--refused and --ack exclude each other"),
+    ("i-16 --ack --label true", "--label and --ack exclude each other"),
     ("i-16 --alerts", "ID and --alerts exclude each other"),
     ("--all --asked", "--all and --asked exclude each other"),
     ("--would-have --refused", "--would-have and --refused exclude each other"),

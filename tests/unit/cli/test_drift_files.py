@@ -257,7 +257,7 @@ def test_a_standard_input_that_is_closed_is_named(
 
 def test_a_run_is_not_asked_for_beside_files(tmp_path: Path, capsys: Captured) -> None:
     assert main(["drift", "--run", "m5", *files(tmp_path, FOUR)]) == 2
-    assert "--run goes without files" in capsys.readouterr().err
+    assert "--run and FILE exclude each other: each file says" in capsys.readouterr().err
 
 
 def test_the_help_shows_how_several_nodes_are_compared(capsys: Captured) -> None:

@@ -181,6 +181,17 @@ def test_config_errors_come_all_at_once(tmp_path: Path, capsys: Captured) -> Non
     assert f"tick_s = 0.5  # {file}" in capsys.readouterr().out
 
 
+def test_a_program_that_checks_the_configuration_hears_of_a_bad_runbook(
+    tmp_path: Path, capsys: Captured
+) -> None:
+    (tmp_path / "rank_hung.md").write_text("no machine part\n")
+    file = tmp_path / "agent.toml"
+    file.write_text(f'[runbooks]\ndirectory = "{tmp_path}"\n')
+    for more in ([], ["--json"]):
+        assert main(["config", "check", "--config", str(file), *more]) == 78, more
+        assert "rank_hung.md" in capsys.readouterr().err
+
+
 def test_what_config_show_writes_can_be_read_again(tmp_path: Path, capsys: Captured) -> None:
     file = tmp_path / "agent.toml"
     file.write_text("[agent]\ntick_s = 0.5\n")

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import inspect
 import re
 
-from holdfast.agent.cli import bundle, control, parser
+import pytest
+
+from holdfast.agent.cli import bundle, control, main, modes, parser
+from holdfast.agent.cli.text import Failure
 from holdfast.agent.core import actions
 from holdfast.agent.web import server
 
@@ -46,3 +50,85 @@ def test_each_word_is_posted_by_its_command() -> None:
     source = inspect.getsource(control) + inspect.getsource(bundle)
     for _, word in OFFERED:
         assert f'"{word}"' in source or f"/{word}" in source, word
+
+
+def test_every_argument_of_every_command_has_its_place_in_the_table() -> None:
+    own = {one.name for one in parser.COMMANDS if one.place}
+    assert set(modes.MODES) == own
+    for command, them in modes.MODES.items():
+        told = {word for one in them for word in
+                (one.chosen_by.partition("=")[0], *one.reads.split()) if word}
+        assert told == set(modes.arguments(command)), command
+
+
+def given(command: str, *names: str) -> argparse.Namespace:
+    """As parsed, with these arguments set and no other: `what=push` to that, others to anything."""
+    values = {name: one.default for name, one in modes.arguments(command).items()}
+    for name, _, value in (one.partition("=") for one in names if one):
+        values[name] = value or "given"
+    return argparse.Namespace(command=command, **values)
+
+
+def test_what_a_mode_does_not_read_is_refused_and_what_it_reads_is_not() -> None:
+    for command, them in modes.MODES.items():
+        choosers = {one.chosen_by.partition("=")[0] for one in them}
+        for mode in them:
+            for name, action in modes.arguments(command).items():
+                if name in mode.reads.split():
+                    modes.refuse(given(command, mode.chosen_by, name))
+                elif name not in choosers:
+                    with pytest.raises(Failure, match="exclude each other: |belongs to ") as said:
+                        modes.refuse(given(command, mode.chosen_by, name))
+                    shown = (action.option_strings or [str(action.metavar or name.upper())])[-1]
+                    assert str(said.value).startswith(f"{shown} ") and said.value.code == 2
+
+
+@pytest.mark.parametrize(("line", "said"), [
+    ("drain --run m5 --within 5 --reason x", "--within and --run exclude each other: a run is"),
+    ("drain node-a --no-wait --within 5 --reason x", "--within and --no-wait exclude each other"),
+    ("drain node-a --run m5 --reason x", "NODE and --run exclude each other"),
+    ("pause --run m5 --fleet --reason x", "--run and --fleet exclude each other"),
+    ("pause --node a --fleet --reason x", "--node and --fleet exclude each other"),
+    ("incidents i-16 --all", "--all and ID exclude each other"),
+    ("dashboards render --url http://a", "--url belongs to `holdfast dashboards push`"),
+    ("dashboards push --to d", "--to belongs to `holdfast dashboards render`"),
+    ("simulate --trace", "--trace belongs to --seed"),
+    ("simulate --seed 3 --seeds 1:4", "--seed is one alone"),
+    ("simulate --seed 3 --processes 2", "--seed is one alone"),
+    ("agent --run m5", "--run belongs to --private"),
+    ("agent --rendezvous a:1", "--rendezvous belongs to --private"),
+])
+def test_a_refusal_says_what_excludes_what(
+    capsys: pytest.CaptureFixture[str], line: str, said: str
+) -> None:
+    try:
+        code = main(line.split())
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else 1
+    assert code == 2
+    shown = capsys.readouterr()
+    assert said in " ".join(shown.err.split()) and not shown.out
+
+
+@pytest.mark.parametrize(("line", "said"), [
+    ("--reason x", "--reason belongs to --agent"),
+    ("--history --peers a,b", "--peers and --history exclude each other"),
+    ("--peers a,b --hostfile f", "--hostfile and --peers exclude each other"),
+    ("--port 9858", "--port belongs to --peers or --hostfile"),
+    ("clock --peers a,b", "NAME and --peers exclude each other: tests between nodes are"),
+    ("--peers a,b --sizes 1M,2M", "give one"),
+    ("--list --force", "--force and --list exclude each other"),
+    ("--agent --path /tmp --reason x", "--path and --agent exclude each other"),
+    ("clock --for slurm-health", "NAME and --for slurm-health exclude each other"),
+])
+def test_a_check_that_is_asked_for_wrongly_makes_none_and_drains_no_node(
+    capsys: pytest.CaptureFixture[str], line: str, said: str
+) -> None:
+    asked = ["check", *line.split()]
+    assert main(asked) == (0 if "--for" in asked else 3)
+    shown = capsys.readouterr()
+    assert said in " ".join(shown.err.split()) and not shown.out
+    if "--for" not in asked:  # a Prolog that fails drains the node
+        assert main([*asked, "--for", "slurm-prolog"]) == 0
+        shown = capsys.readouterr()
+        assert "holdfast: unknown: " in shown.err and not shown.out

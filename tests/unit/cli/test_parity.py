@@ -66,6 +66,17 @@ def test_a_wrong_question_is_answered_with_what_to_give(
     assert said in capsys.readouterr().err
 
 
+def test_a_file_of_another_step_than_the_one_asked_for_is_refused(
+    tmp_path: Path, capsys: Captured
+) -> None:
+    runs = run(tmp_path, "a", [1] * 64), run(tmp_path, "b", [1] * 64)
+    first, second = (kept.find(Path(one)) for one in runs)
+    step = kept.load(first).step
+    assert main(["parity", str(first), str(second), "--step", str(step)]) == 0
+    assert main(["parity", str(first), str(second), "--step", str(step + 1)]) == 2
+    assert f"is of step {step}, not {step + 1}" in capsys.readouterr().err
+
+
 def test_other_pairs_and_no_evaluation_cannot_be_compared(tmp_path: Path, capsys: Captured) -> None:
     first, second = run(tmp_path, "a", [1] * 64), run(tmp_path, "b", [1] * 64, pairs="others")
     assert main(["parity", first, second]) == 2
