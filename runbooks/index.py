@@ -1,4 +1,4 @@
-"""docs/runbooks.md: the shipped runbooks by what a person sees, and how each can be rehearsed.
+"""The runbooks by what a person sees, as docs/runbooks.md and as an agent serves it.
 
 Owns which symptom a page stands under; tests/test_runbooks.py holds that every page is under one.
 What causes it on purpose is rehearsals.py's.
@@ -6,7 +6,17 @@ What causes it on purpose is rehearsals.py's.
 
 from __future__ import annotations
 
+import html
+import textwrap
+from collections.abc import Mapping
+from typing import NamedTuple
+from urllib.parse import quote
+
 from . import prose, rehearsals
+
+WIDTH = 80
+OWN_MAX = 256  # of a site's pages
+OWN = "Of this site"
 
 SYMPTOMS: dict[str, tuple[str, ...]] = {
     "A rank died, and the run came back or did not": (
@@ -45,18 +55,59 @@ SYMPTOMS: dict[str, tuple[str, ...]] = {
 }
 
 
+class Entry(NamedTuple):
+    name: str
+    meaning: str  # in a sentence
+
+
+def by_symptom(pages: Mapping[str, str]) -> dict[str, list[Entry]]:
+    """Every page below its symptom; below OWN those that no shipped page has the name of."""
+    places = {name: symptom for symptom, names in SYMPTOMS.items() for name in names}
+    ordered = [*(name for name in places if name in pages),
+               *sorted(name for name in pages if name not in places)[:OWN_MAX]]
+    found: dict[str, list[Entry]] = {}
+    for name in ordered:
+        meaning = pages[name].partition("## Meaning")[2].strip()
+        found.setdefault(places.get(name, OWN), []).append(
+            Entry(name, prose.first_sentence(meaning)))
+    return found
+
+
+def as_text(found: Mapping[str, list[Entry]], base: str) -> str:
+    """For a terminal; `base` is the path below which each page is."""
+    lines = textwrap.wrap(f"Runbooks by symptom. Each page is at {base}/NAME.md, as "
+                          f"{base}/rank_hung.md.", WIDTH)
+    for symptom, entries in found.items():
+        lines += ["", symptom]
+        for name, meaning in entries:
+            lines += [f"  {name}.md", *textwrap.wrap(
+                meaning, WIDTH, initial_indent="      ", subsequent_indent="      ")]
+    return "\n".join(lines) + "\n"
+
+
+def as_html(found: Mapping[str, list[Entry]], base: str) -> str:
+    """For a browser: the same with links, without a script or a style of its own."""
+    lines = ["<!doctype html>", '<html lang="en"><head><meta charset="utf-8">',
+             '<meta name="viewport" content="width=device-width">',
+             '<meta name="color-scheme" content="light dark">',
+             "<title>Runbooks by symptom</title></head><body>", "<h1>Runbooks by symptom</h1>"]
+    for symptom, entries in found.items():
+        lines += [f"<h2>{html.escape(symptom)}</h2>", "<ul>"]
+        lines += [f'<li><a href="{base}/{quote(name)}.md">{html.escape(name)}</a>: '
+                  f"{html.escape(meaning)}</li>" for name, meaning in entries]
+        lines.append("</ul>")
+    return "\n".join([*lines, "</body></html>"]) + "\n"
+
+
 def render_index() -> str:
-    """The page."""
-    pages = prose.pages()
+    """docs/runbooks.md."""
     lines = [
         "# Runbooks by symptom", "",
         "Generated from runbooks/index.py; do not edit. `holdfast explain FAULT` shows a page with "
-        "what would be done now; any agent serves all of them at `/runbooks`.", ""]
-    for symptom, found in SYMPTOMS.items():
+        "what would be done now; any agent serves this list and its pages at `/runbooks`.", ""]
+    for symptom, entries in by_symptom(prose.pages()).items():
         lines += [f"## {symptom}", "", "| page | what it means |", "|---|---|"]
-        for name in found:
-            meaning = pages[name].partition("## Meaning")[2].strip()
-            lines.append(f"| [{name}](../runbooks/{name}.md) | {prose.first_sentence(meaning)} |")
+        lines += [f"| [{name}](../runbooks/{name}.md) | {meaning} |" for name, meaning in entries]
         lines.append("")
     lines += [
         "## Rehearsals", "",

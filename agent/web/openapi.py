@@ -82,7 +82,7 @@ def paths() -> Json:
         "/healthz": {"get": _get("Whether it steps", "string", 503, kind=TEXT)},
         "/readyz": {"get": _get("Whether it decides", "string", 503, kind=TEXT)},
         "/metrics": {"get": _get("Metrics for Prometheus", "string", kind=TEXT)},
-        "/runbooks": {"get": _get("The runbooks", "string", kind=TEXT)},
+        "/runbooks": {"get": _get("The runbooks by symptom", "string", kind=TEXT)},
         "/runbooks/{page}": {
             "parameters": [page], "get": _get("One runbook", "string", 403, 404, kind=TEXT)},
         ROUTE: {"get": _get("This document")},

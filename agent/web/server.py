@@ -20,7 +20,7 @@ import msgspec
 from aiohttp import web
 
 from holdfast.collectors.contract import legible
-from holdfast.runbooks import prose
+from holdfast.runbooks import index, prose
 
 from ..config.load import ConfigError
 from ..config.tls import server_context
@@ -269,13 +269,14 @@ class WebServer:
         return web.Response(body=self._page, content_type="text/html", charset="utf-8")
 
     async def _runbooks(self, request: web.Request) -> web.Response:
-        """The index: each page's name with the first sentence of what it means."""
+        """The index by symptom: text, or with links where HTML is asked for."""
         pages = self._runbook_pages
         if self._state.config.runbooks.serve:
             pages = pages | {legible(name): text for name, text in self._state.site_pages.items()}
-        rows = [f"{name + '.md':32} {prose.first_sentence(text.partition('## Meaning')[2].strip())}"
-                for name, text in pages.items()]
-        return web.Response(text="\n".join([*rows, ""]))
+        found = index.by_symptom(pages)
+        if "text/html" in request.headers.get("Accept", ""):
+            return web.Response(text=index.as_html(found, RUNBOOKS), content_type="text/html")
+        return web.Response(text=index.as_text(found, RUNBOOKS))
 
     async def _runbook(self, request: web.Request) -> web.Response:
         """A runbook as text: what an alert's runbook_url opens.  The site's own go before the

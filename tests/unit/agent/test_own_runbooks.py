@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import html
+import re
+
 import aiohttp
 from browsing import browse
 from etcd_servers import free_ports
@@ -9,6 +12,7 @@ from fakes import until
 
 from holdfast.agent.config import runbooks
 from holdfast.agent.config.runbooks import PAGE_MAX_CHARS, PAGES_MAX_CHARS, load_in_force
+from holdfast.runbooks import index, prose
 
 HEAD = """+++
 severity = "degraded"
@@ -57,8 +61,8 @@ def test_a_runbook_of_the_sites_own_opens_wherever_a_shipped_one_does(agent, tmp
                 assert str(own / "no_words.md") in text
                 rows = (await read(client, "/runbooks"))[2].splitlines()
                 assert sum("fabric_storm.md" in one for one in rows) == 1
-                assert [one.split(maxsplit=1)[1] for one in rows
-                        if one.startswith("rank_killed.md")] == ["Ask Eve first."]
+                assert rows[rows.index("  rank_killed.md") + 1].strip() == "Ask Eve first."
+                assert rows.index("Of this site") < rows.index("  fabric_storm.md")
                 for path in ("/runbooks/../own/fabric_storm.md", "/runbooks/%2e%2e%2fagent.toml",
                              "/runbooks/none.md"):
                     assert (await read(client, path))[0] == 404
@@ -66,6 +70,39 @@ def test_a_runbook_of_the_sites_own_opens_wherever_a_shipped_one_does(agent, tmp
                 assert answer.headers["X-Content-Type-Options"] == "nosniff"
 
     browse(scenario, agent, tmp_path, runbooks__directory=str(own), agent__metrics_listen=address)
+
+
+def test_the_index_is_by_symptom_and_every_link_of_it_opens(agent, tmp_path):
+    own = tmp_path / "own"
+    write(own, "fabric_storm", "## Meaning\nRow <b>7</b> & its switches drop packets.\n")
+
+    async def scenario(daemon, node, launcher, tcp, unix):
+        _, kind, text = await read(tcp, "/runbooks")
+        assert kind == "text/plain" and max(map(len, text.splitlines())) <= 80
+        rows = text.splitlines()
+        titles = [one for one in rows if one in index.SYMPTOMS]
+        assert titles == list(index.SYMPTOMS)
+        hung = rows.index("  rank_hung.md")
+        assert rows.index(titles[1]) < hung < rows.index(titles[2])
+        async with tcp.get("/runbooks", headers={"Accept": "text/html,*/*;q=0.8"}) as answer:
+            assert answer.content_type == "text/html" and answer.headers["X-Frame-Options"]
+            page = await answer.text()
+        assert "Row &lt;b&gt;7&lt;/b&gt; &amp; its switches" in page and "<script" not in page
+        assert re.findall("<h2>(.*?)</h2>", page) == [*map(html.escape, titles), "Of this site"]
+        links = re.findall('href="([^"]+)"', page)
+        assert len(links) == len(prose.pages()) + 1 == text.count(".md\n")
+        for link in links:
+            status, _, one = await read(tcp, link)
+            assert status == 200 and "## Meaning" in one, link
+
+    browse(scenario, agent, tmp_path, runbooks__directory=str(own))
+
+
+def test_of_very_many_pages_of_a_site_the_first_are_listed():
+    pages = {f"own_{number:04}": "## Meaning\nIt.\n" for number in range(2 * index.OWN_MAX)}
+    found = index.by_symptom(prose.pages() | pages)
+    assert [one.name for one in found[index.OWN]] == sorted(pages)[:index.OWN_MAX]
+    assert sum(map(len, found.values())) == len(prose.pages()) + index.OWN_MAX
 
 
 def test_where_they_are_not_to_be_served_the_page_says_where_to_read_them(agent, tmp_path):
