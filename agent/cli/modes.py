@@ -32,7 +32,8 @@ MODES: dict[str, tuple[Mode, ...]] = {
     "incidents": (
         Mode("ack", "id reason run"), Mode("label", "id reason run"),
         Mode("refused", "run", "it lists all"), Mode("asked", "run", "it lists all"),
-        Mode("alerts", "run", "it lists all"), Mode("id", "run"), Mode("", "all would_have run")),
+        Mode("alerts", "run", "it lists all"), Mode("id", "all run"),
+        Mode("", "all would_have run")),
     "bundle": (Mode("", "run id to reason"),),
     "ledger": (Mode("", "run"),),
     "jobs": (Mode("", "run team limit"),),

@@ -89,7 +89,7 @@ def test_what_a_mode_does_not_read_is_refused_and_what_it_reads_is_not() -> None
     ("drain node-a --run m5 --reason x", "NODE and --run exclude each other"),
     ("pause --run m5 --fleet --reason x", "--run and --fleet exclude each other"),
     ("pause --node a --fleet --reason x", "--node and --fleet exclude each other"),
-    ("incidents i-16 --all", "--all and ID exclude each other"),
+    ("incidents i-16 --would-have", "--would-have and ID exclude each other"),
     ("dashboards render --url http://a", "--url belongs to `holdfast dashboards push`"),
     ("dashboards push --to d", "--to belongs to `holdfast dashboards render`"),
     ("simulate --trace", "--trace belongs to --seed"),
