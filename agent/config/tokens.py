@@ -12,6 +12,7 @@ import tomllib
 from collections.abc import Mapping
 from ipaddress import ip_address
 from pathlib import Path
+from socket import gethostname
 
 from ..system.regular import open_regular
 from ..system.time_limit import at_most
@@ -79,6 +80,14 @@ def is_loopback(host: str) -> bool:
         return ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False
+
+
+def openable(host: str) -> str:
+    """The host of an address that a person can open: for all of this machine's, its name."""
+    try:
+        return gethostname() if ip_address(host.strip("[]")).is_unspecified else host
+    except ValueError:
+        return host
 
 
 def check_listening(

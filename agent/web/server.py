@@ -24,7 +24,7 @@ from holdfast.runbooks import index, prose
 
 from ..config.load import ConfigError
 from ..config.tls import server_context
-from ..config.tokens import is_loopback
+from ..config.tokens import is_loopback, openable
 from ..core import actions
 from ..core.model import FLEET, Request, Subject, node_subject, rank_subject, subject_of
 from ..core.model.subject import INCIDENT
@@ -155,7 +155,7 @@ class WebServer:
                                          "agent.listen to a free address")
                     return
                 continue
-            address = f"http{'s' if self._tls else ''}://{host}:{bound}"
+            address = f"http{'s' if self._tls else ''}://{openable(host)}:{bound}"
             place = Path(self._state.config.agent.runtime_dir) / "address"
             draft = place.with_suffix(".new")  # so that a reader never sees half of it
             draft.write_text(address + "\n")

@@ -115,6 +115,18 @@ def test_the_sdist_holds_what_the_wheel_is_made_of_and_the_licence() -> None:
     assert not [name for name in names if name.startswith(("tests/", ".")) or ".pyc" in name]
 
 
+def test_the_sdist_installs_without_a_network(tmp_path: Path) -> None:
+    """What it is built with and what it needs is there; the command is the one that it brought."""
+    there = tmp_path / "there"
+    said([sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps",
+          "--no-build-isolation", "--target", str(there), str(made().sdist)], tmp_path)
+    shown = said(["env", f"PYTHONPATH={there}", sys.executable, "-P", "-c",
+                  "import holdfast.agent.cli as cli; print(cli.__file__); cli.main(['--version'])"],
+                 tmp_path)
+    assert shown.startswith(f"{there}/holdfast/agent/cli/"), shown
+    assert f"holdfast {made().version}" in shown
+
+
 def test_the_tarball_installs_and_runs_where_there_is_no_network(tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()

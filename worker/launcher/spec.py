@@ -484,6 +484,8 @@ def parse(command: str, argv: List[str], environ: Dict[str, str]) -> Spec:
     if options.ignore_check and not options.reason.strip():
         fail("--ignore-check %s: say why with --reason TEXT; it is written down"
              % options.ignore_check[0])
+    if options.reason and not options.ignore_check:
+        fail("--reason belongs to --ignore-check NAME, and none is given")
     rendezvous = options.rdzv_endpoint or options.master_addr
     name = run_name(options.run, options.rdzv_id, program.target, environ,
                     rendezvous if nnodes > 1 else None)

@@ -392,6 +392,27 @@ def test_tokens_file_is_checked(tmp_path):
         Tokens(str(path))
 
 
+@pytest.mark.parametrize(("listens", "opens"), [
+    ("0.0.0.0", socket.gethostname()), ("[::]", socket.gethostname()), ("127.0.0.1", "127.0.0.1"),
+    ("gpu1", "gpu1")])
+def test_the_pages_address_can_be_opened_elsewhere(agent, tmp_path, monkeypatch, listens, opens):
+    """No port is opened: what is judged is what is told of it."""
+    tokens = tmp_path / "tokens.toml"
+    tokens.write_text('"operator-token-0123" = "operator"\n')
+    tokens.chmod(0o600)
+
+    async def bound(*_: object) -> int:
+        return 9855
+
+    monkeypatch.setattr(WebServer, "_open", bound)
+
+    async def scenario():
+        async with agent(agent__listen=f"{listens}:9855", api__tokens_file=str(tokens)) as (one, _):
+            await until(lambda: one.launchers.address == f"http://{opens}:9855")
+
+    asyncio.run(scenario())
+
+
 def test_two_agents_take_two_ports(agent, tmp_path):
     async def scenario():
         with socket.socket() as taken:

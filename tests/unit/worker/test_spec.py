@@ -91,6 +91,8 @@ def test_gpus_are_counted_without_opening_one(script):
         (["missing.py"], "no such file"),
         (["--no-such-flag", "SCRIPT"], "no-such-flag"),
         (["-m", "--no-python", "x"], "exclude"),
+        (["--ignore-check", "clock", "SCRIPT"], "say why with --reason"),
+        (["--reason", "it is late", "SCRIPT"], "--reason belongs to --ignore-check"),
     ],
 )
 def test_a_mistake_is_one_line_and_78(argv, says, script, capsys):
