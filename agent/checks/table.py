@@ -30,6 +30,7 @@ class Check(NamedTuple):
     evidence    what its verdict rests on
     todo        what a person does when it fails
     measures    what it measures, as limits name it
+    reads       what else a person may ask of it: path, sizes, ranks
     """
 
     name: str
@@ -44,6 +45,7 @@ class Check(NamedTuple):
     disturbs: bool = False
     memory_bytes: int = 1 * GB
     measures: tuple[str, ...] = ()
+    reads: tuple[str, ...] = ()
 
 
 CHECKS: tuple[Check, ...] = (
@@ -78,7 +80,8 @@ CHECKS: tuple[Check, ...] = (
           "adjtimex, the clock source", "`holdfast explain clock_unsynchronised`"),
     Check("paths", "what is written to the checkpoint paths is read back the same",
           "gate:paths", NODE, 15.0, "1 MB written, synced, read back and deleted in each",
-          "mount it, or repair the storage: a job would train and keep nothing", needs=(PATHS,)),
+          "mount it, or repair the storage: a job would train and keep nothing", needs=(PATHS,),
+          reads=("path",)),
     Check("tensor", "each device computes what is known, bit for bit", "device:tensor", DEVICE,
           60.0, "an integer product against the host's, and every product against its own repeat",
           "run it again; a device that differs twice is to be replaced", needs=(TORCH,),
@@ -103,7 +106,7 @@ CHECKS: tuple[Check, ...] = (
           "`holdfast check collectives --sizes 1M,64M,1G` shows at which size; then the fabric",
           needs=(TORCH,), when=(BEFORE, AFTER), disturbs=True, memory_bytes=16 * GB,
           measures=("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast",
-                    "sendrecv")),
+                    "sendrecv"), reads=("sizes", "ranks")),
     Check("peers", "nodes compute and exchange with each other as they must", "gate:peers", GROUP,
           2.0, "`holdfast check --peers`, kept by each node for itself",
           "`holdfast check --peers NODE,NODE,...`, the same on each of them", when=(ON_DEMAND,),
@@ -118,13 +121,14 @@ CHECKS: tuple[Check, ...] = (
           "the size at which it breaks says whether it is latency or a link; then the fabric",
           when=(ON_DEMAND,), disturbs=True, memory_bytes=0,
           measures=("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast",
-                    "sendrecv")),
+                    "sendrecv"), reads=("sizes",)),
     Check("nccom_test", "the Neuron cores exchange what they must, by AWS' nccom-test",
           "vendor:nccom_test", GROUP, 3600.0,
           "nccom-test allr, allg, redsct, alltoall and sendrecv, each with --check",
           "`neuron-ls` and `neuron-top` say which device is missing or held", when=(ON_DEMAND,),
           disturbs=True, memory_bytes=0,
-          measures=("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "sendrecv")),
+          measures=("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "sendrecv"),
+          reads=("sizes",)),
     Check("efa_loopback", "each EFA device sends to itself what it must, by libfabric",
           "vendor:efa_loopback", DEVICE, 420.0, "fi_pingpong -p efa -c, every byte compared",
           "`fi_info -p efa`; the security group must let a node reach itself", when=(ON_DEMAND,),
@@ -178,6 +182,15 @@ def limits_of(rows: Iterable[str]) -> dict[str, float]:
             raise ValueError(f"checks.limits: {row!r}: write NAME >= NUMBER, in bytes or "
                              f"operations a second; NAME is one of {', '.join(known)}")
     return found
+
+
+def all_read(checks: Iterable[Check], given: Iterable[str]) -> None:
+    """Raises ValueError for what was asked of checks none of which reads it."""
+    read = {word for one in checks for word in one.reads}
+    for word in given:
+        if word not in read:
+            names = ", ".join(one.name for one in CHECKS if word in one.reads)
+            raise ValueError(f"--{word}: none of these checks reads it; {names} would")
 
 
 def compiled(checks: Iterable[Check]) -> tuple[Check, ...]:

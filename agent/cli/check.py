@@ -168,6 +168,7 @@ def wanted_of(options: argparse.Namespace, environ: Mapping[str, str]) -> tuple[
     settings, places = loaded.checks, loaded.collectors
     try:
         checks = table.chosen(tuple(options.name))
+        table.all_read(checks, [one for one in ("path", "sizes", "ranks") if getattr(options, one)])
         checks = table.compiled(checks) if options.warm else checks
         profile = profiles.chosen(options.profile or settings.profile)
         limits = table.limits_of(settings.limits)

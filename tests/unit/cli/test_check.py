@@ -98,6 +98,8 @@ def test_a_scheduler_is_told_one_line_and_only_a_confirmed_critical(
 @pytest.mark.parametrize("wrong", [
     ["nothing"], ["clock", "--profile", "p5d"], ["collectives", "--sizes", "1X"],
     ["collectives", "--sizes", "4"], ["clock", "--config", "/nowhere.toml"],
+    ["clock", "--sizes", "1M"], ["clock", "gemm", "--ranks", "2"], ["collectives", "--path", "/tmp"],
+    ["nccl_tests", "--ranks", "2"],
 ])
 def test_a_mistake_of_ours_is_unknown_and_drains_no_node(
     wrong: list[str], capsys: Captured
