@@ -15,7 +15,7 @@ from urllib.parse import quote
 from . import prose, rehearsals
 
 WIDTH = 80
-OWN_MAX = 256  # of a site's pages
+MEANING_MAX = 300  # characters; a site's first sentence may be as long as its page
 OWN = "Of this site"
 
 SYMPTOMS: dict[str, tuple[str, ...]] = {
@@ -61,15 +61,17 @@ class Entry(NamedTuple):
 
 
 def by_symptom(pages: Mapping[str, str]) -> dict[str, list[Entry]]:
-    """Every page below its symptom; below OWN those that no shipped page has the name of."""
+    """Every page below its symptom; below OWN those that no shipped page has the name of
+    (the loader bounds how many)."""
     places = {name: symptom for symptom, names in SYMPTOMS.items() for name in names}
     ordered = [*(name for name in places if name in pages),
-               *sorted(name for name in pages if name not in places)[:OWN_MAX]]
+               *sorted(name for name in pages if name not in places)]
     found: dict[str, list[Entry]] = {}
     for name in ordered:
         meaning = pages[name].partition("## Meaning")[2].strip()
         found.setdefault(places.get(name, OWN), []).append(
-            Entry(name, prose.first_sentence(meaning)))
+            Entry(name, textwrap.shorten(prose.first_sentence(meaning[:4 * MEANING_MAX]),
+                                         MEANING_MAX, placeholder=" ...")))
     return found
 
 

@@ -97,7 +97,8 @@ EXITS: Dict[str, Tuple[Row, ...]] = {
         row(FAILED, "a warning; with --for: a critical that came twice in a row, while no breaker "
             "is open, and all else is %d" % DONE),
         row(USAGE, "a critical, or the command line was not understood"),
-        row(NOT_KNOWN, "nothing worse than unknown, or a name, size, profile or setting is wrong"),
+        row(NOT_KNOWN, "nothing worse than unknown; a name, size, profile or setting is "
+            "wrong, or an argument is read by nobody"),
     ),
     "diagnose": (
         row(DONE, "a root cause was found"), row(FAILED, "none was found"),

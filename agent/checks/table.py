@@ -184,13 +184,14 @@ def limits_of(rows: Iterable[str]) -> dict[str, float]:
     return found
 
 
-def all_read(checks: Iterable[Check], given: Iterable[str]) -> None:
-    """Raises ValueError for what was asked of checks none of which reads it."""
+def unread(checks: Iterable[Check], given: Iterable[str]) -> str:
+    """The first of these that none of the checks reads, in words; "" where each is read."""
     read = {word for one in checks for word in one.reads}
     for word in given:
         if word not in read:
             names = ", ".join(one.name for one in CHECKS if word in one.reads)
-            raise ValueError(f"--{word}: none of these checks reads it; {names} would")
+            return f"--{word}: none of these checks reads it; {names} would"
+    return ""
 
 
 def compiled(checks: Iterable[Check]) -> tuple[Check, ...]:

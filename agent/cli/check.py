@@ -53,20 +53,35 @@ FRESH_S = 300.0  # what a scheduler asks for may be this old, and is made anew i
 STALE_S = 3600.0  # what is older is not known any more
 PROLOG_WAIT_S = 3.0  # the Prologs of a job's nodes look at the same moment
 JITTER_S = 60.0  # HealthCheckProgram runs on all nodes at once
+READ = ("path", "sizes", "ranks")  # by some checks
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 SIZE_MAX = 1 << 38
+OTHER_QUESTIONS = ("list", "history", "peers", "hostfile", "agent")  # that no scheduler asks
 LIKE = {BASELINE: "its passes baseline", FLEET: "other nodes fleet"}
 
 
 def check(options: argparse.Namespace) -> int:
     try:
-        modes.refuse(options, NOT_KNOWN)
+        try:
+            modes.refuse(options, NOT_KNOWN)
+        except Failure as failure:
+            if any(getattr(options, one) for one in OTHER_QUESTIONS):
+                raise
+            _passed_over(options, failure)
         return _asked(options)
     except Failure as failure:
         if not options.convention:
             raise
         print(f"holdfast: unknown: {failure}", file=sys.stderr)
         return 0
+
+
+def _passed_over(options: argparse.Namespace, failure: Failure) -> None:
+    """What was asked beside the checks and is not read: a person hears of it instead of the checks,
+    a scheduler beside them, since a gate must not open for a word too many."""
+    if not options.convention:
+        raise failure
+    print(f"holdfast: passed over: {failure}", file=sys.stderr)
 
 
 def _asked(options: argparse.Namespace) -> int:
@@ -167,14 +182,16 @@ def wanted_of(options: argparse.Namespace, environ: Mapping[str, str]) -> tuple[
     loaded = _configuration(options.config)
     settings, places = loaded.checks, loaded.collectors
     try:
-        checks = table.chosen(tuple(options.name))
-        table.all_read(checks, [one for one in ("path", "sizes", "ranks") if getattr(options, one)])
-        checks = table.compiled(checks) if options.warm else checks
+        named = table.chosen(tuple(options.name))
+        checks = table.compiled(named) if options.warm else named
         profile = profiles.chosen(options.profile or settings.profile)
         limits = table.limits_of(settings.limits)
         sizes = [_size(word) for word in options.sizes.split(",")] if options.sizes else []
     except ValueError as error:
         raise Failure(str(error), NOT_KNOWN) from error
+    unread = table.unread(named, [one for one in READ if getattr(options, one)])
+    if unread:
+        _passed_over(options, Failure(unread, NOT_KNOWN))
     statuses, no_agent = _agents()
     node = loaded.agent.node or socket.gethostname()
     roots = roots_of(places)

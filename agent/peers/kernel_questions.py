@@ -10,6 +10,7 @@ So that port is asked only until another answers, or once.
 from __future__ import annotations
 
 import asyncio
+import errno
 import math
 import socket
 from collections.abc import Collection, Sequence
@@ -22,6 +23,9 @@ CLOSED_PORT = 1  # tcpmux, which nobody serves; who does answers as well
 CLOSED_LEAST, CLOSED_MOST, CLOSED_GAP_S = 6, 24, 0.02
 CHANCE = 1e-6  # that a kernel that lives answers none of the questions to its closed port
 PRIOR_LOST, PRIOR = 1.0, 10.0  # where nothing is known: one question in ten gets no answer
+# No packet left: descriptors, ports of our own or the kernel's memory are used up.
+OWN_SHORTAGE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM,
+                          errno.EADDRNOTAVAIL})
 REMEMBERED = 100.0  # questions: loss of long ago says little of now
 
 
@@ -29,7 +33,7 @@ class Answer(Enum):
     NONE = "none"
     REFUSED = "refused"  # by a kernel, at once
     TAKEN = "taken"  # into the queue of whoever listens
-    UNASKED = "unasked"  # this process had no descriptor left to ask with
+    UNASKED = "unasked"  # this machine had nothing left to ask with
 
 
 @dataclass
@@ -132,16 +136,15 @@ async def answer(host: str, port: int, delay_s: float) -> Answer:
     loop = asyncio.get_running_loop()
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        sock = socket.socket(family, socket.SOCK_STREAM)
-    except OSError:
-        return Answer.UNASKED
-    with sock:
-        sock.setblocking(False)
-        try:
+        with socket.socket(family, socket.SOCK_STREAM) as sock:
+            sock.setblocking(False)
             async with asyncio.timeout(PROBE_S):
                 await loop.sock_connect(sock, (host, port))
-        except ConnectionRefusedError:
-            return Answer.REFUSED
-        except (OSError, TimeoutError):
-            return Answer.NONE
+    except ConnectionRefusedError:
+        return Answer.REFUSED
+    except TimeoutError:
+        return Answer.NONE
+    except OSError as error:
+        own = isinstance(error, socket.gaierror) or error.errno in OWN_SHORTAGE
+        return Answer.UNASKED if own else Answer.NONE
     return Answer.TAKEN

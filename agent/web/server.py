@@ -155,7 +155,7 @@ class WebServer:
                                          "agent.listen to a free address")
                     return
                 continue
-            address = f"http{'s' if self._tls else ''}://{openable(host)}:{bound}"
+            address = f"http{'s' if self._tls else ''}://{legible(openable(host))}:{bound}"
             place = Path(self._state.config.agent.runtime_dir) / "address"
             draft = place.with_suffix(".new")  # so that a reader never sees half of it
             draft.write_text(address + "\n")

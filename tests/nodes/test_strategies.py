@@ -56,9 +56,8 @@ def test_a_lost_rank_and_a_lost_node_leave_no_trace(strategy: str) -> None:
         for number in range(NODES):
             world.launch(number, "train", "--nnodes", "4", "--standby", "0",
                          f"work_dir={world.shared}/work", *words)
-            # The first leads: the incidents are the leader's, and a node that leads is lost in
-            # other tests.
-            assert world.led_by() == 0
+            if not number:  # and leads: the incidents are the leader's; other tests lose it
+                assert world.led_by() == 0
         world.wait(lambda: max(map(world.step, range(NODES))) >= 5)
         places = world.all_places(1, 4)
         (spare,) = set(range(NODES)) - set(places.values())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import resource
 import socket
@@ -19,7 +20,13 @@ from waiting import until
 
 from holdfast.agent.peers import kernel_questions
 from holdfast.agent.peers.beats import Address, Peers
-from holdfast.agent.peers.kernel_questions import PROBE_GAP_S, PROBE_S, PROBES, KernelQuestions
+from holdfast.agent.peers.kernel_questions import (
+    PROBE_GAP_S,
+    PROBE_S,
+    PROBES,
+    Answer,
+    KernelQuestions,
+)
 
 HOST = "127.0.0.1"
 BACKLOG = 8
@@ -143,6 +150,24 @@ def test_a_node_is_not_missed_for_questions_that_nobody_could_ask(
             questions = KernelQuestions()
             assert asyncio.run(hindered(questions, spare)) is None
             assert asked(questions, port, 1) == [False]
+
+
+@pytest.mark.parametrize(("error", "told"), [
+    (OSError(errno.EADDRNOTAVAIL, "no port left"), Answer.UNASKED),
+    (socket.gaierror(socket.EAI_SYSTEM, "no descriptor left"), Answer.UNASKED),
+    (OSError(errno.EHOSTUNREACH, "no answer to ARP"), Answer.NONE),
+])
+def test_what_never_left_this_machine_is_no_silence_of_another(
+    error: OSError, told: Answer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body() -> Answer:
+        async def fails(*_: object) -> None:
+            raise error
+
+        monkeypatch.setattr(asyncio.get_running_loop(), "sock_connect", fails)
+        return await kernel_questions.answer(HOST, 1, 0.0)
+
+    assert asyncio.run(body()) is told
 
 
 def test_an_agent_that_stands_still_is_silent_and_not_lost_for_however_long() -> None:

@@ -98,11 +98,14 @@ def test_the_index_is_by_symptom_and_every_link_of_it_opens(agent, tmp_path):
     browse(scenario, agent, tmp_path, runbooks__directory=str(own))
 
 
-def test_of_very_many_pages_of_a_site_the_first_are_listed():
-    pages = {f"own_{number:04}": "## Meaning\nIt.\n" for number in range(2 * index.OWN_MAX)}
+def test_all_pages_of_a_site_are_listed_with_the_beginning_of_what_they_mean():
+    pages = {f"own_{number:04}": "## Meaning\nIt.\n" for number in range(1000)}
+    pages["own_0007"] = "## Meaning\n" + "word " * 50_000
     found = index.by_symptom(prose.pages() | pages)
-    assert [one.name for one in found[index.OWN]] == sorted(pages)[:index.OWN_MAX]
-    assert sum(map(len, found.values())) == len(prose.pages()) + index.OWN_MAX
+    assert [one.name for one in found[index.OWN]] == sorted(pages)
+    assert len(found[index.OWN][7].meaning) <= index.MEANING_MAX
+    assert found[index.OWN][7].meaning.endswith("word ...")
+    assert sum(map(len, found.values())) == len(prose.pages()) + len(pages)
 
 
 def test_where_they_are_not_to_be_served_the_page_says_where_to_read_them(agent, tmp_path):

@@ -98,8 +98,6 @@ def test_a_scheduler_is_told_one_line_and_only_a_confirmed_critical(
 @pytest.mark.parametrize("wrong", [
     ["nothing"], ["clock", "--profile", "p5d"], ["collectives", "--sizes", "1X"],
     ["collectives", "--sizes", "4"], ["clock", "--config", "/nowhere.toml"],
-    ["clock", "--sizes", "1M"], ["clock", "gemm", "--ranks", "2"], ["collectives", "--path", "/tmp"],
-    ["nccl_tests", "--ranks", "2"],
 ])
 def test_a_mistake_of_ours_is_unknown_and_drains_no_node(
     wrong: list[str], capsys: Captured
@@ -108,6 +106,22 @@ def test_a_mistake_of_ours_is_unknown_and_drains_no_node(
     assert "holdfast: " in capsys.readouterr().err
     assert main(["check", *wrong, "--for", "slurm-prolog"]) == 0
     assert "holdfast: unknown: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("beside", [
+    ["--reason", "x"], ["--port", "9858"], ["--sizes", "1M"], ["--ranks", "2"], ["--path", "/tmp"]])
+def test_a_word_too_many_is_refused_and_opens_no_gate(
+    monkeypatch: pytest.MonkeyPatch, capsys: Captured, beside: list[str]
+) -> None:
+    """A person is told instead of the checks, a scheduler beside them."""
+    answer(monkeypatch, critical=("stands",))
+    assert main(["check", "clock", *beside]) == 3
+    shown = capsys.readouterr()
+    assert beside[0] in shown.err and not shown.out
+    for of in ("batch", "slurm-prolog"):
+        assert main(["check", "clock", *beside, "--for", of, "--max-age", "0"]) == 1
+        shown = capsys.readouterr()
+        assert "stands" in shown.out and f"holdfast: passed over: {beside[0]}" in shown.err
 
 
 def test_limits_of_the_configuration_are_read_or_named(tmp_path: Path, capsys: Captured) -> None:

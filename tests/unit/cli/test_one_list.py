@@ -119,16 +119,21 @@ def test_a_refusal_says_what_excludes_what(
     ("--peers a,b --sizes 1M,2M", "give one"),
     ("--list --force", "--force and --list exclude each other"),
     ("--agent --path /tmp --reason x", "--path and --agent exclude each other"),
-    ("clock --for slurm-health", "NAME and --for slurm-health exclude each other"),
 ])
-def test_a_check_that_is_asked_for_wrongly_makes_none_and_drains_no_node(
+def test_a_check_that_is_asked_for_wrongly_is_refused(
     capsys: pytest.CaptureFixture[str], line: str, said: str
 ) -> None:
     asked = ["check", *line.split()]
-    assert main(asked) == (0 if "--for" in asked else 3)
+    assert main(asked) == 3
     shown = capsys.readouterr()
     assert said in " ".join(shown.err.split()) and not shown.out
-    if "--for" not in asked:  # a Prolog that fails drains the node
-        assert main([*asked, "--for", "slurm-prolog"]) == 0
-        shown = capsys.readouterr()
-        assert "holdfast: unknown: " in shown.err and not shown.out
+
+
+@pytest.mark.parametrize("line", ["--history --reason x", "clock --peers a,b", "--list --force",
+                                  "--agent --path /tmp --reason x"])
+def test_another_question_than_a_schedulers_drains_no_node(
+    capsys: pytest.CaptureFixture[str], line: str
+) -> None:
+    assert main(["check", *line.split(), "--for", "slurm-prolog"]) == 0  # else it drains the node
+    shown = capsys.readouterr()
+    assert "holdfast: unknown: " in shown.err and not shown.out
