@@ -134,7 +134,7 @@ def prometheus(
     the instance that `names` has for it."""
     named = names or {}
     folder.mkdir()
-    (folder / "rules.yml").write_text(rules)
+    (folder / "rules.yml").write_text("groups: []\n")
     (folder / "prometheus.yml").write_text(yaml.safe_dump({
         "global": {"scrape_interval": every, "scrape_timeout": every, "evaluation_interval": every},
         "rule_files": ["rules.yml"],
@@ -145,8 +145,16 @@ def prometheus(
     address = f"127.0.0.1:{free_port()}"
     command = [PROMETHEUS, f"--config.file={folder / 'prometheus.yml'}",
                f"--storage.tsdb.path={folder / 'data'}", f"--web.listen-address={address}",
-               "--rules.alert.resend-delay=1s"]
+               "--rules.alert.resend-delay=1s", "--web.enable-lifecycle"]
     with program(command, f"http://{address}/-/ready", folder / "log"):
+        # It learns of its targets up to five seconds later, and a rule about absent ones would fire.
+        scraped = f"http://{address}/api/v1/query?query=up"
+        wait_for(lambda: len(get(scraped)["data"]["result"]) == len(targets), 30,
+                 "Prometheus has scraped each target")
+        (folder / "rules.yml").write_text(rules)
+        with urllib.request.urlopen(urllib.request.Request(
+                f"http://{address}/-/reload", method="POST"), timeout=30) as answer:
+            assert answer.status == 200
         found = f"http://{address}/api/v1/alertmanagers"
         wait_for(lambda: len(get(found)["data"]["activeAlertmanagers"]) == len(managers), 30,
                  "Prometheus knows whom to tell")
