@@ -147,7 +147,7 @@ def prometheus(
                f"--storage.tsdb.path={folder / 'data'}", f"--web.listen-address={address}",
                "--rules.alert.resend-delay=1s", "--web.enable-lifecycle"]
     with program(command, f"http://{address}/-/ready", folder / "log"):
-        # It learns of its targets up to five seconds later, and a rule about absent ones would fire.
+        # It learns of its targets up to five seconds late, and a rule about absent ones would fire.
         scraped = f"http://{address}/api/v1/query?query=up"
         wait_for(lambda: len(get(scraped)["data"]["result"]) == len(targets), 30,
                  "Prometheus has scraped each target")
