@@ -247,10 +247,12 @@ class RankProcesses:
     def start(self, command: StartCommand) -> None:
         """Begins a generation: at once, or as soon as those it replaces are gone."""
         for process in self.living():
-            stays = process.rank < 0 or (
-                process.parked is not None and command.keeps(process.local_rank))
-            if not stays:
+            if process.rank < 0:
+                continue
+            if process.parked is None or not command.keeps(process.local_rank):
                 self.kill(process, 0.0)
+            elif process.kill_at_s:  # it came to the end of its step within the grace it had
+                process.by_us, process.kill_at_s = False, 0.0
         self.waiting, self.waiting_s = command, time.monotonic()
         self.start_when_clear()
 

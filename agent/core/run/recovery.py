@@ -31,6 +31,7 @@ PARK_LIMIT_S, PARK_STEPS = 10.0, 4.0  # for ranks to come to the end of a step
 # Until every node has heard of it: a write, its watch, a step of each agent; and how old the word
 # of a launcher may be on where its ranks are.
 PARK_NOTICE_S = 1.5
+HEARD_LIMIT_S = PARK_LIMIT_S / 2  # what a silent node adds: the step is to come within the limit
 FAULT_GRACE_S = 1.0  # for the rest of a script's ranks when one of them failed
 LIVE = ("starting", "running")
 
@@ -302,9 +303,13 @@ class Recoveries:
 
     def park_after(self, ctx: Context, ranks: tuple[RankView, ...]) -> int:
         """The first step that no rank has ended when the last node hears of it: all ranks leave
-        behind the same one, or the checkpoint on the way lacks somebody's part."""
-        heard_s = [ctx.now.boot_s - b.boot_s for b in ctx.observed.beats if b.run == self.state.run]
-        ahead_s = PARK_NOTICE_S + min(PARK_LIMIT_S, max(heard_s, default=0.0))
+        behind the same one, or the checkpoint on the way lacks somebody's part.  A node without
+        ranks has none to leave, and one that was lost has not been heard of for long."""
+        plan = self.state.document.plan
+        nodes = {node for _, node in plan.ranks} if plan else set[str]()
+        heard_s = [ctx.now.boot_s - beat.boot_s for beat in ctx.observed.beats
+                   if beat.run == self.state.run and beat.node in nodes]
+        ahead_s = PARK_NOTICE_S + min(HEARD_LIMIT_S, max(heard_s, default=0.0))
         step_s = self.state.history.step_s
         steps = ceil(ahead_s / step_s) if step_s > 0 else 0
         return max((r.step for r in ranks), default=0) + 2 + steps

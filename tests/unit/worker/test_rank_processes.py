@@ -241,6 +241,21 @@ def test_only_who_parked_and_is_kept_stays(trainer, parked):
     assert trainer.ranks.generation == 1  # until they are gone
 
 
+@pytest.mark.parametrize("over", [False, True])
+def test_who_parks_within_its_grace_lives_on_where_the_next_plan_keeps_it(trainer, over):
+    # Its state is what the plan resumes from: ended all the same, nobody would hold that step.
+    first, second = (trainer.ranks.by_rank()[rank] for rank in (0, 1))
+    orders(trainer).stop("id", {"generation": 1, "ranks": [], "grace_s": 5.0})
+    if over:
+        trainer.ranks.tend(max(first.kill_at_s, second.kill_at_s))
+    park(trainer, first, second)
+    trainer.ranks.begin(command(2, keep=(0, 1)))
+    assert [one.by_us for one in (first, second)] == [over, over]
+    assert trainer.ranks.generation == (1 if over else 2)  # until they are gone
+    trainer.ranks.tend(time.monotonic() + 60.0)
+    assert over or not trainer.ranks.reap()
+
+
 def test_a_standby_that_is_not_ready_is_assigned_when_it_is(launchers):
     one = launchers("train", "--nproc-per-node", "1", "--standby", "1")
     one.ranks.prepare()
