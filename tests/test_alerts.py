@@ -433,7 +433,7 @@ def test_recorded_series_have_the_values_that_their_names_promise(tmp_path: Path
               ("startup", "n1"): 20, ("idle", "n1"): 40}
     series = {f'holdfast_node_seconds_total{{category="{category}",instance="{node}"}}':
               f"0+{seconds}x1800" for (category, node), seconds in ledger.items()}
-    for phase, seconds in (("total", 12), ("after_verdict", 9)):
+    for phase, seconds in (("total", 12), ("detection", 3)):
         for end, value in (("sum", 2 * seconds), ("count", 2)):
             series[f'holdfast_recovery_seconds_{end}{{phase="{phase}",instance="n0"}}'] = (
                 f"0+{value}x1800")

@@ -20,6 +20,7 @@ from .journal import Count, Happened, Review
 INCIDENTS_MAX = 1000
 NODE = -1  # the owner of incidents without a run or with an unknown owner
 RECOVERY_BUCKETS_S = (0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800)
+PHASES = ("total", "detection", "decision", "restart")  # the last three come to the first
 LINE_MAX = 500
 PLANNED = "planned generation "  # as incidents/values.py writes it
 
@@ -154,11 +155,10 @@ class IncidentLog:
         if incident.state == "closed":
             if incident.lost_steps > 0:
                 counts.append(Count("lost_steps", (incident.run,), float(incident.lost_steps)))
-            if incident.lost_s > 0.0:
-                counts.extend(recovery_counts("total", incident.lost_s))
-            after_s = incident.closed_wall_s - incident.opened_wall_s
-            if incident.actions and after_s >= 0.0:
-                counts.extend(recovery_counts("after_verdict", after_s))
+            phases = (incident.detection_s, incident.decision_s, incident.restart_s)
+            if incident.lost_s > 0.0 and any(phases):  # a compile that was waited for has none
+                for phase, seconds in zip(PHASES, (incident.lost_s, *phases), strict=True):
+                    counts.extend(recovery_counts(phase, seconds))
         return tuple(counts)
 
 

@@ -31,7 +31,7 @@ from ..core.ledger import CATEGORIES
 from ..core.model import FLEET, SEVERITIES, Readings, node_subject, run_subject
 from ..core.run.stage import Stage
 from ..daemon.state import AgentState
-from ..history.incident_log import RECOVERY_BUCKETS_S
+from ..history.incident_log import PHASES, RECOVERY_BUCKETS_S
 from ..history.job_log import START_BUCKETS_S
 from ..launchers import log_child
 from ..store.base import Traffic
@@ -48,7 +48,6 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 Clock = Callable[[], float]  # CLOCK_MONOTONIC, seconds
 FRESH_S = 0.25  # metrics of the agent itself move between snapshots, but no faster than this
 KERNEL_SOURCES = ("kmsg", "journald")
-PHASES = ("total", "after_verdict")
 STARTS = ("queue", "ranks", "first_step", "total")
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 BOOKS = (

@@ -61,8 +61,8 @@ NAMES: dict[str, Name] = {
                            ("run", "fault")),
     "recovery_seconds": Name(
         "histogram",
-        "Time to come back: total = last step before the fault to the first new one; "
-        "after_verdict = from the verdict on.",
+        "Time to come back: total = last step before the fault to the first new one; of it "
+        "detection = until the verdict, decision = until the next plan, restart = from there on.",
         ("phase",),
     ),
     "lost_steps_total": Name("counter", "Steps that had to be done again.", ("run",)),

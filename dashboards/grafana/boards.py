@@ -203,11 +203,12 @@ PRECISION = (
     + f") or {_VERDICTS} * 0), 0) / ({_VERDICTS} > 0)")
 RECOVERY = Board("recovery", "Holdfast: recovery", "How fast faults are found and cured.", (
     Panel("MTTD", "From the last step to the verdict.", "s", (
-        (f'{mean_recovery("total")} - {mean_recovery("after_verdict")}', ""),), "stat", 6,
+        (mean_recovery("detection"), ""),), "stat", 6,
         quiet="no recovery"),
-    Panel("MTTR by phase", "From the last step, and from the verdict, to the first new step.",
-          "s", ((mean_recovery("total"), "total"),
-                (mean_recovery("after_verdict"), "after the verdict")), "stat", 6,
+    Panel("MTTR by phase", "From the last step to the first new one: until the verdict, until the "
+          "next plan, until training goes on.", "s", (
+              (mean_recovery("detection"), "detection"), (mean_recovery("decision"), "decision"),
+              (mean_recovery("restart"), "restart"), (mean_recovery("total"), "total")), "stat", 6,
           quiet="no recovery"),
     Panel("Start", "From a launcher's begin to ranks, and on to a finished step: means.", "s", (
         (_mean_start("ranks"), "ranks"), (_mean_start("first_step"), "first step")), "stat", 6,

@@ -108,9 +108,10 @@ def _ranks(numbers: tuple[int, ...]) -> str:
 
 
 def recovered(
-    incident: Incident, now: Now, step: int, lost_s: float, after_s: float
+    incident: Incident, now: Now, step: int, lost_s: float, detection_s: float, after_s: float
 ) -> Incident:
-    """Closed on the first step never finished before, with what it cost."""
+    """Closed on the first step never finished before, with what it cost: the phases come to
+    `lost_s`, which the next fault may have cut short."""
     lost = incident.lost_steps
     cost = f"cost {lost_s:.2f} s"
     where = f"training goes on at step {step}" if step else "the job runs again"
@@ -120,4 +121,8 @@ def recovered(
         where, cost = "training again", f"{cost}; {redone(incident)}"
     text = f"{where}, {after_s:.2f} s after the verdict; {cost}"
     closed = ended(incident, now, CLOSED, text)
-    return msgspec.structs.replace(closed, lost_s=lost_s)
+    detection_s = min(max(0.0, detection_s), lost_s)
+    decision_s = min(incident.decision_s, lost_s - detection_s)
+    return msgspec.structs.replace(
+        closed, lost_s=lost_s, detection_s=detection_s, decision_s=decision_s,
+        restart_s=max(0.0, lost_s - detection_s - decision_s))

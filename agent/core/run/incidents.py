@@ -164,6 +164,7 @@ class RunIncidents:
             changed = msgspec.structs.replace(
                 item.incident, lost_steps=-1 if unseen else lost,
                 redo_s=item.trained_s if unseen else 0.0,
+                decision_s=max(0.0, ctx.now.boot_s - item.seen_boot_s),
             )
             changed = values.noted(changed, ctx.now, values.plan_line(plan))
             self.book.change(ctx, item, values.with_action(changed, effect_id))
@@ -214,8 +215,10 @@ class RunIncidents:
             # What came after the next fault is the cost of that one.
             later = [one.last_step_boot_s for one in waiting if one.seen_boot_s > item.seen_boot_s]
             lost_s = min([again_s, *later]) - item.last_step_boot_s
+            detection_s = item.seen_boot_s - item.last_step_boot_s
             closed = values.recovered(
-                item.incident, ctx.now, step, max(0.0, lost_s), again_s - item.seen_boot_s,
+                item.incident, ctx.now, step, max(0.0, lost_s), detection_s,
+                again_s - item.seen_boot_s,
             )
             self.book.end(ctx, item.incident.id, closed)
 

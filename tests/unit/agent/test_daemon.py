@@ -11,6 +11,7 @@ from fakes import FakeLauncher, joined, rank_level, until
 from msgspec.structs import replace
 
 from holdfast.agent.core.model import Effect, Incident, Start, StoreWrite, TakeEvidence
+from holdfast.agent.history.incident_log import PHASES
 
 
 def start_effect(generation=1, run="demo", deadline_s=5.0):
@@ -192,7 +193,8 @@ def test_an_incident_is_said_counted_and_remembered_once(agent, tmp_path):
             line = await launcher.receive("say")
             assert line["text"] == "rank 1 (pid 7) on node-a: killed by SIGKILL"
             assert line["rank"] == 1 and line["level"] == "error"
-            node.incidents = (replace(opened, state="closed", lost_steps=1, lost_s=0.44),)
+            node.incidents = (replace(
+                opened, state="closed", lost_steps=1, lost_s=0.44, detection_s=0.3, restart_s=0.14),)
             daemon.wake("test")
             line = await launcher.receive("say")
             assert line["text"] == "training goes on after rank_killed: 0.44 s and 1 step lost"
@@ -201,7 +203,11 @@ def test_an_incident_is_said_counted_and_remembered_once(agent, tmp_path):
         async with agent() as (daemon, node):
             assert daemon.incident_log.incidents["i1"].state == "closed"
             assert daemon.performer.counters[("lost_steps", ("demo",))] == 1.0
-            assert daemon.performer.counters[("recovery_bucket", ("total", "0.5"))] == 1.0
+            counters = daemon.performer.counters
+            assert {phase: counters[("recovery_sum", (phase,))] for phase in PHASES} == {
+                "total": 0.44, "detection": 0.3, "decision": 0.0, "restart": 0.14}
+            assert counters[("recovery_bucket", ("total", "0.5"))] == 1.0
+            assert ("recovery_bucket", ("total", "0.2")) not in counters
 
     asyncio.run(first_life())
     asyncio.run(second_life())

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
-from holdfast.agent.core.model import Incident, Settings
+from holdfast.agent.core.detect.ranks.ended import Cause
+from holdfast.agent.core.incidents import values
+from holdfast.agent.core.model import Incident, Now, Settings
 
 from .driver import Lab
 
@@ -58,6 +61,34 @@ def test_a_hang_before_any_finished_step_does_not_cost_since_boot() -> None:
     lab.step(0.1)
     (item,) = lab.node.kept.runs["r"].incidents.book.entries()
     assert item.suspicion and lab.boot_s - 1.0 < item.last_step_boot_s <= lab.boot_s
+
+
+def test_what_a_fault_costs_is_told_by_phase() -> None:
+    lab = Lab()
+    lab.begin()
+    lab.train(20)
+    lab.boot_s += 0.5  # nobody finished a step
+    lab.all(still_s=0.5)
+    lab.kill(1)
+    lab.step()
+    lab.boot_s += 0.25
+    lab.park(0, 20)
+    lab.settle()
+    lab.all(step=21, phase="data", still_s=0.0)
+    lab.step(2.0)
+    (one,) = closed(lab)
+    assert (one.detection_s, one.decision_s, one.restart_s) == pytest.approx((0.5, 0.25, 2.0))
+    assert one.lost_s == pytest.approx(2.75)
+
+
+def test_a_fault_that_the_next_one_overtakes_costs_until_then() -> None:
+    opened = values.opened(Cause(fault="x", generation=1, reason="x"), "r", 1, Now(10, 10, "b"),
+                           True, "a")
+    told = [values.recovered(msgspec.structs.replace(opened, decision_s=decision_s),
+                             Now(20, 20, "b"), 7, lost_s, 1.0, 8.0)
+            for lost_s, decision_s in ((9.0, 3.0), (3.0, 3.0), (0.5, 3.0), (9.0, 0.0))]
+    assert [(one.detection_s, one.decision_s, one.restart_s) for one in told] == [
+        (1.0, 3.0, 5.0), (1.0, 2.0, 0.0), (0.5, 0.0, 0.0), (1.0, 0.0, 8.0)]
 
 
 @pytest.mark.parametrize("grade", ["script", "trainer"])
