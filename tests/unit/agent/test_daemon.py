@@ -194,7 +194,8 @@ def test_an_incident_is_said_counted_and_remembered_once(agent, tmp_path):
             assert line["text"] == "rank 1 (pid 7) on node-a: killed by SIGKILL"
             assert line["rank"] == 1 and line["level"] == "error"
             node.incidents = (replace(
-                opened, state="closed", lost_steps=1, lost_s=0.44, detection_s=0.3, restart_s=0.14),)
+                opened, state="closed", lost_steps=1, lost_s=0.44, detection_s=0.3,
+                restart_s=0.14),)
             daemon.wake("test")
             line = await launcher.receive("say")
             assert line["text"] == "training goes on after rank_killed: 0.44 s and 1 step lost"
