@@ -308,6 +308,16 @@ def cost(incident: Json) -> str:
     return ", ".join(parts) or "nothing"
 
 
+def phases(incident: Json) -> list[Line]:
+    """Where the seconds of its cost went, where training went on."""
+    until = {"detection_s": "until the verdict", "decision_s": "until the plan",
+             "restart_s": "until training went on"}
+    if not any(incident.get(phase) for phase in until):
+        return []
+    return field("", "; ".join(f"{seconds(incident[phase])} {what}" for phase, what in
+                               until.items()))
+
+
 def incidents(found: Sequence[Json], would_have: bool = False) -> list[Line]:
     """Two rows each, newest first, and what acting would have done where that was asked.  The id is
     what one asks for next: it is never cut."""
@@ -383,7 +393,7 @@ def incident(one: Json) -> list[Line]:
         *field("reason", one["reason"]),
         *field("culprit", one["culprit"] or "none"),
         *field("run", f"{one['run'] or 'none'}, generation {one['generation']}"),
-        *field("cost", cost(one)),
+        *field("cost", cost(one)), *phases(one),
     ]
     if one.get("would_have"):
         lines += field("would have", one["would_have"])
