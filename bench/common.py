@@ -297,7 +297,10 @@ class Results:
     """Appends rows to bench/results/NAME-DATE.jsonl; one invocation shares one id."""
 
     def __init__(self, name: str, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise SystemExit(f"--out {folder}: {error.strerror}; give a folder for the rows") from None
         stamp = time.strftime("%Y-%m-%d")
         self.path = folder / f"{name}-{stamp}.jsonl"
         self.common = {
