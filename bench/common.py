@@ -300,7 +300,8 @@ class Results:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise SystemExit(f"--out {folder}: {error.strerror}; give a folder for the rows") from None
+            raise SystemExit(
+                f"--out {folder}: {error.strerror}; give a folder for the rows") from None
         stamp = time.strftime("%Y-%m-%d")
         self.path = folder / f"{name}-{stamp}.jsonl"
         self.common = {
