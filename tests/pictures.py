@@ -1,19 +1,17 @@
 """The pictures of docs/: the live page, and dashboards drawn from their JSON, by headless Chromium.
 
 `make pictures` trains for some minutes on this machine, breaks ranks, and has a real Prometheus
-scrape the agent.  The dashboards' panels are drawn here, in plain SVG, at the places, with the
-queries, units and colours that their JSON says: no Grafana has a part in it.
+scrape the agent.  With `--board` any dashboard's file is drawn, from a Prometheus that is there:
+
+    python tests/pictures.py --board FILE --prometheus HOST:PORT --to PNG --set node=NAME
 """
 
 from __future__ import annotations
 
-import html
-import itertools
+import argparse
 import json
-import math
 import os
 import random
-import re
 import shutil
 import signal
 import subprocess
@@ -21,14 +19,12 @@ import sys
 import tempfile
 import threading
 import time
-import urllib.parse
-from collections import Counter
 from pathlib import Path
-from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent / "e2e")]
 
-from monitoring import get, prometheus  # noqa: E402
+from drawing import COLUMN, Board  # noqa: E402
+from monitoring import prometheus  # noqa: E402
 from network.tree import ib_node  # noqa: E402
 from nvml import nvml_standin  # noqa: E402
 from running import ROOT, Run, Runs, wait_for  # noqa: E402
@@ -38,237 +34,6 @@ from holdfast.dashboards.grafana import boards  # noqa: E402
 
 FOLDER = ROOT / "docs/pictures"
 HIGH = 1750  # pixels of the live page, down to the ledger
-COLUMN, ROW = 52, 34  # pixels of one cell of Grafana's grid
-NAMED = {"green": "#73bf69", "dark-green": "#37872d", "light-blue": "#8ab8ff", "blue": "#5794f2",
-         "purple": "#b877d9", "dark-purple": "#8f3bb8", "light-yellow": "#ffee52",
-         "orange": "#ff9830", "red": "#f2495c", "dark-orange": "#fa6400", "dark-red": "#c4162a",
-         "light-orange": "#ffb357", "yellow": "#fade2a"}
-PALETTE = ("#73bf69", "#f2cc0c", "#8ab8ff", "#ff780a", "#f2495c", "#5794f2", "#b877d9", "#705da0")
-STYLE = """body{margin:0;background:#111217;color:#ccccdc;font:12px "DejaVu Sans",sans-serif}
-#board{position:relative}.p{position:absolute;box-sizing:border-box;background:#181b1f;
-border:1px solid #2c3235;border-radius:2px;padding:8px;overflow:hidden}
-.p h4{margin:0 0 4px;font-weight:500;font-size:13px}.big{font-size:30px;font-weight:500}
-table{width:100%;border-collapse:collapse;font-size:11px}th{text-align:left;color:#6e9fff;
-font-weight:500}td,th{padding:3px 6px;border-bottom:1px solid #2c3235}.l{font-size:11px;
-color:#ccccdc}.l i{display:inline-block;width:12px;height:4px;margin:0 5px 2px 10px}
-.none{color:#8e8e8e;padding-top:14px;text-align:center}.stats{display:flex;gap:34px;
-justify-content:center;align-items:center;text-align:center}h2{margin:10px 12px;font-weight:500;
-font-size:17px}"""
-UNITS = {"s": (("d", 86400), ("h", 3600), ("min", 60), ("s", 1), ("ms", 1e-3), ("µs", 1e-6)),
-         "bytes": (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1)),
-         "Bps": (("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3), ("B/s", 1)),
-         "short": (("G", 1e9), ("M", 1e6), ("K", 1e3), ("", 1))}
-
-SIGNS = {"currencyUSD": "$", "currencyEUR": "€", "currencyGBP": "£"}
-CLOCK = 15  # pixels below a graph
-STEPS = (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10, 15)  # of an axis, times a power of ten
-
-
-def shown(value: float, unit: str) -> str:
-    if unit == "percentunit":
-        return f"{100 * value:.3g} %"
-    if unit == "dateTimeFromNow":
-        return f"{max(0.0, time.time() - value / 1000):.0f} s ago"
-    if unit in SIGNS:
-        return f"{SIGNS[unit]}{value:.4g}"
-    if unit in UNITS:
-        at_zero = next(one for one in UNITS[unit] if one[1] == 1)
-        name, size = next((one for one in UNITS[unit] if abs(value) >= one[1]),
-                          UNITS[unit][-1] if value else at_zero)
-        return f"{value / size:.3g} {name}".strip()
-    return f"{value:.4g} {dict(watt='W', celsius='°C').get(unit, '')}".strip()
-
-
-class Board:
-    """One dashboard over [begin, now] of a Prometheus."""
-
-    def __init__(self, text: str, server: str, instance: str, begin_s: float) -> None:
-        self.board: dict[str, Any] = json.loads(text)
-        self.server, self.instance = server, instance
-        self.begin_s, self.now_s = begin_s, time.time()
-
-    def ask(self, expr: str, moments: bool) -> list[dict[str, Any]]:
-        span = f"{int(self.now_s - self.begin_s)}s"
-        for name, value in (("$__rate_interval", "8s"), ("$__range", span), ("$run", "m5"),
-                            ("$node", self.instance)):
-            expr = expr.replace(name, value)
-        wanted = {"query": expr} | ({"start": self.begin_s, "end": self.now_s, "step": 1}
-                                    if moments else {})
-        route = "query_range" if moments else "query"
-        answer = get(f"http://{self.server}/api/v1/{route}?{urllib.parse.urlencode(wanted)}")
-        found: list[dict[str, Any]] = answer["data"]["result"]
-        return found
-
-    def page(self) -> str:
-        high = max(one["gridPos"]["y"] + one["gridPos"]["h"] for one in self.board["panels"])
-        parts = [self._panel(one) for one in self.board["panels"]]
-        return (f'<!doctype html><meta charset="utf-8"><style>{STYLE}</style>'
-                f'<h2>{html.escape(self.board["title"])}</h2><div id="board" '
-                f'style="width:{24 * COLUMN}px;height:{high * ROW}px">{"".join(parts)}</div>')
-
-    def _panel(self, one: dict[str, Any]) -> str:
-        at, default = one["gridPos"], one["fieldConfig"]["defaults"]
-        width, height = at["w"] * COLUMN - 6, at["h"] * ROW - 6
-        moments = one["type"] in ("timeseries", "heatmap")
-        series = [(row, target["legendFormat"]) for target in one["targets"]
-                  for row in self.ask(target["expr"], moments)]
-        draw = {"stat": self._stat, "table": self._table, "timeseries": self._lines,
-                "heatmap": self._heatmap}[one["type"]]
-        body = draw(one, series, default["unit"], width - 18, height - 32) if series else (
-            f'<div class="none">{html.escape(default["noValue"])}</div>')
-        return (f'<div class="p" style="left:{at["x"] * COLUMN + 3}px;top:{at["y"] * ROW}px;'
-                f'width:{width}px;height:{height}px"><h4>{html.escape(one["title"])}</h4>'
-                f"{body}</div>")
-
-    def _stat(self, one: dict[str, Any], series: list[Any], unit: str, _: int, height: int) -> str:
-        steps = one["fieldConfig"]["defaults"]["thresholds"]["steps"]
-        parts = []
-        for row, legend in series[:4]:
-            value = float(row["value"][1])
-            colour = [s["color"] for s in steps if s["value"] is None or value >= s["value"]][-1]
-            name = f'<div class="l">{html.escape(named(legend, row))}</div>' * (len(series) > 1)
-            said = shown(value, unit)
-            if one["options"]["textMode"] == "name":
-                name, said = "", named(legend, row)
-            size = 42 if len(series) == 1 else 28
-            parts.append(f'<div>{name}<span class="big" style="font-size:{size}px;'
-                         f'color:{NAMED[colour]}">{html.escape(said)}</span></div>')
-        return f'<div class="stats" style="height:{height}px">{"".join(parts)}</div>'
-
-    def _table(self, one: dict[str, Any], series: list[Any], unit: str, *_: int) -> str:
-        names = [name for name in series[0][0]["metric"] if name not in ("job", "__name__")]
-        (word,) = one["transformations"][0]["options"]["renameByName"].values()
-        head = "".join(f"<th>{html.escape(name)}</th>" for name in [*names, word])
-        rows = "".join(
-            "<tr>" + "".join(f"<td>{html.escape(row['metric'].get(name, ''))}</td>"
-                             for name in names)
-            + f"<td>{html.escape(shown(float(row['value'][1]), unit))}</td></tr>"
-            for row, _ in series[:9])
-        return f"<table><tr>{head}</tr>{rows}</table>"
-
-    def _lines(self, one: dict[str, Any], series: list[Any], unit: str, width: int, height: int
-               ) -> str:
-        own = {(rule["matcher"]["options"], what["id"]): what["value"]
-               for rule in one["fieldConfig"]["overrides"] for what in rule["properties"]}
-        custom = one["fieldConfig"]["defaults"]["custom"]
-        stacked, bars = "stacking" in custom, custom["drawStyle"] == "bars"
-        rows = [(named(legend, row), [(at, float(v)) for at, v in row["values"] if v != "NaN"])
-                for row, legend in series[:24]]
-        if stacked:
-            rows = [(name, points) for name, points in rows if any(v > 1e-4 for _, v in points)]
-        unit = own.get((rows[0][0], "unit"), unit) if rows else unit
-        base: dict[float, float] = {}
-        heights = Counter(dict.fromkeys((at for _, points in rows for at, _ in points), 0.0))
-        for _, points in rows:
-            for at, v in points:
-                heights[at] = heights[at] + v if stacked else max(heights[at], v)
-        most = min(max(heights.values(), default=0.0), 1.0 if unit == "percentunit" else math.inf)
-        top = axis_top(most, unit)
-        height -= 16 * (1 + len(rows) // 9) + CLOCK
-        parts, legend_parts = [], []
-        for number, (name, points) in enumerate(rows):
-            colour = own.get((name, "color"), {}).get("fixedColor", PALETTE[number % len(PALETTE)])
-            colour = NAMED.get(colour, colour)
-            low = [(at, base.get(at, 0.0)) for at, _ in points] if stacked else []
-            points = [(at, v + base.get(at, 0.0) * stacked) for at, v in points]
-            base |= dict(points)
-            tall = [(self._x(at, width), height - height * v / top) for at, v in points]
-            foot = [height - height * v / top for _, v in low]
-            draw = self._bars if bars else self._band if stacked else self._line
-            parts.append(draw(tall, foot, colour))
-            legend_parts.append(f'<i style="background:{colour}"></i>{html.escape(name)}')
-        grid = "".join(
-            f'<line x1="44" x2="{width}" y1="{height * k / 4:.0f}" y2="{height * k / 4:.0f}" '
-            f'stroke="#2c3235"/><text x="0" y="{height * k / 4 + 10:.0f}" fill="#8e8e8e" '
-            f'font-size="10">{html.escape(shown(top * (4 - k) / 4, unit))}</text>'
-            for k in range(5))
-        marks = "".join(f'<line x1="{self._x(at, width):.1f}" x2="{self._x(at, width):.1f}" y1="0" '
-                        f'y2="{height}" stroke="#f2495c" stroke-dasharray="3 3"/>'
-                        for at in self._moments())
-        return (f'<svg width="{width}" height="{height + CLOCK}">{grid}{"".join(parts)}{marks}'
-                f'{self._clock(width, height)}</svg><div class="l">{"".join(legend_parts)}</div>')
-
-    def _bars(self, tops: list[tuple[float, float]], foot: list[float], colour: str) -> str:
-        """One wide enough to be seen; the next moment's lies beside or upon it."""
-        return "".join(
-            f'<rect x="{x:.1f}" y="{y:.1f}" width="5" height="{low - y:.1f}" fill="{colour}"/>'
-            for (x, y), low in zip(tops, foot, strict=True))
-
-    def _band(self, tops: list[tuple[float, float]], foot: list[float], colour: str) -> str:
-        back = [(x, low) for (x, _), low in zip(tops, foot, strict=True)]
-        line = " ".join(f"{x:.1f},{y:.1f}" for x, y in [*tops, *reversed(back)])
-        return f'<polygon points="{line}" fill="{colour}" fill-opacity=".75"/>'
-
-    def _line(self, tops: list[tuple[float, float]], _: list[float], colour: str) -> str:
-        """A gap of a moment or more is drawn as a gap."""
-        widest = 1.5 * min((b[0] - a[0] for a, b in itertools.pairwise(tops)), default=1.0)
-        pieces: list[list[tuple[float, float]]] = []
-        for point in tops:
-            if not pieces or point[0] - pieces[-1][-1][0] > widest:
-                pieces.append([])
-            pieces[-1].append(point)
-        lines = (" ".join(f"{x:.1f},{y:.1f}" for x, y in (one * 2 if len(one) == 1 else one))
-                 for one in pieces)
-        return "".join(
-            f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="1.4" '
-            'stroke-linecap="round"/>' for line in lines)
-
-    def _heatmap(self, one: dict[str, Any], series: list[Any], unit: str, width: int, height: int
-                 ) -> str:
-        rows = sorted((named(legend, row), row["values"]) for row, legend in series)
-        most = max(float(v) for _, values in rows for _, v in values) or 1.0
-        cell = max(2.0, (width - 44) / max(len(values) for _, values in rows))
-        height -= CLOCK
-        tall, parts = height / len(rows), []
-        for number, (name, values) in enumerate(rows):
-            parts.append(f'<text x="0" y="{number * tall + tall / 2:.0f}" fill="#8e8e8e" '
-                         f'font-size="10">{html.escape(name)}</text>')
-            parts += [f'<rect x="{self._x(at, width):.1f}" y="{number * tall + 1:.1f}" '
-                      f'width="{cell:.1f}" height="{tall - 2:.1f}" fill="#ff780a" '
-                      f'fill-opacity="{0.08 + 0.92 * (float(v) / most) ** 0.5:.2f}"/>'
-                      for at, v in values]
-        return (f'<svg width="{width}" height="{height + CLOCK}">{"".join(parts)}'
-                f"{self._clock(width, height)}</svg>")
-
-    def _clock(self, width: int, height: int) -> str:
-        """The times below a graph."""
-        whole = 30 if self.now_s - self.begin_s < 300 else 60
-        times = range(math.ceil(self.begin_s / whole) * whole, int(self.now_s), whole)
-        return "".join(
-            f'<text x="{self._x(at, width):.0f}" y="{height + CLOCK - 2}" fill="#8e8e8e" '
-            f'font-size="10" text-anchor="middle">{time.strftime("%H:%M:%S", time.gmtime(at))}'
-            "</text>" for at in times if self._x(at, width) < width - 24)
-
-    def _x(self, at: float, width: int) -> float:
-        return 44 + (width - 44) * (at - self.begin_s) / (self.now_s - self.begin_s)
-
-    def _moments(self) -> list[float]:
-        """Where an annotation's query begins to have a value."""
-        found = []
-        for one in self.board["annotations"]["list"]:
-            for row in self.ask(one["expr"], True):
-                times = [at for at, _ in row["values"]]
-                found += [at for at, before in zip(times, [0.0, *times], strict=False)
-                          if at - before > 9]
-        return found
-
-
-def axis_top(most: float, unit: str) -> float:
-    """Where an axis from 0 ends, in four steps of round numbers; a share ends at 1."""
-    if unit == "percentunit" and 0.5 < most <= 1.0:
-        return 1.0
-    if most <= 0.0:
-        return 1.0
-    size = next((size for _, size in UNITS.get(unit, ()) if most >= size), 1.0)
-    power = 10.0 ** math.floor(math.log10(most / size / 4))
-    step = next(one for one in STEPS if 4 * one * power * size >= most * 0.9999)
-    return 4 * step * power * size
-
-
-def named(legend: str, row: dict[str, Any]) -> str:
-    """A label that the series lacks is nothing, as in Grafana."""
-    legend = re.sub(r"{{(\w+)}}", lambda found: row["metric"].get(found[1], ""), legend)
-    return legend.strip() or ", ".join(row["metric"].values())
 
 
 def screenshot(page: str, file: Path, width: int, height: int, *more: str) -> None:
@@ -293,6 +58,7 @@ class Nodes:
         self.over, self.lost = threading.Event(), threading.Event()
         for name in self.NAMES:
             tree = self.trees[name] = ib_node(home / name, ports=2)
+            self.driver(name, "550.54.15")
             (home / f"{name}.toml").write_text(
                 f'[agent]\nfast_s = 1.0\nslow_s = 2.0\nnode = "{name}"\n[inject]\nenabled = true\n'
                 f'[cost]\nnode_hour = 98.32\n[collectors]\nnvml = "{library}"\n'
@@ -319,6 +85,9 @@ class Nodes:
                 journal.write(json.dumps({
                     "__CURSOR": f"s=1;i={self.entries:x}", "SYSLOG_FACILITY": "0", "MESSAGE": text,
                     "__MONOTONIC_TIMESTAMP": str(time.monotonic_ns() // 1000)}) + "\n")
+
+    def driver(self, name: str, version: str) -> None:
+        self.trees[name].put("module/nvidia/version", version)
 
     def link(self, name: str, state: str) -> None:
         place = "class/infiniband/mlx5_1/ports/1"
@@ -377,6 +146,19 @@ LOST = ("NVRM: Xid (PCI:0000:4e:00): 79, pid='<unknown>', name=<unknown>, GPU ha
         "bus.")
 
 
+def begun_again(runs: Runs, run: Run) -> None:
+    """Ends the run's agent; its launcher starts another, which listens at the same place."""
+    place = run.home / "rt" / run.name / "address"
+    address, agent = place.read_text(), f"holdfast.agent --private --run {run.name} "
+    old = next(pid for pid, command in runs.left().items() if agent in command)
+    os.kill(old, signal.SIGTERM)
+    wait_for(lambda: any(pid != old and agent in command for pid, command in runs.left().items()),
+             60, "another agent")
+    wait_for(lambda: place.exists() and run.try_api("/api/v1/status"), 60, "its answer")
+    if place.read_text() != address:
+        raise SystemExit(f"the agent of {run.name} was at {address} and is at {place.read_text()}")
+
+
 def broken(run: Run, nodes: Nodes) -> None:
     """A killed rank, one that is stopped, one that only waits, and then no survivor."""
     def over(generation: int) -> None:
@@ -401,7 +183,16 @@ def broken(run: Run, nodes: Nodes) -> None:
     over(generation)
 
 
-def main() -> None:
+def drawn(board: Board, file: Path) -> None:
+    page = file.with_suffix(".html")
+    page.write_text(board.page())
+    try:
+        screenshot(f"file://{page.resolve()}", file, 24 * COLUMN, board.high)
+    finally:
+        page.unlink()
+
+
+def real_run() -> None:
     home = Path(tempfile.mkdtemp(prefix="hf-", dir="/tmp"))
     runs, nodes = Runs(home), Nodes(home)
     well, sick = nodes.NAMES
@@ -423,6 +214,8 @@ def main() -> None:
         with prometheus(home / "p", "", [*named], [], "500ms", named) as server:
             begin_s = time.time()
             time.sleep(12)
+            nodes.driver(well, "550.90.07")
+            begun_again(runs, run)  # versions are read at an agent's begin
             broken(run, nodes)
             screenshot(urls[well], FOLDER / "live-page.png", 1100, HIGH)
             screenshot(urls[well], FOLDER / "live-page-dark.png", 1100, HIGH,
@@ -432,19 +225,34 @@ def main() -> None:
             time.sleep(6)
             nodes.link(well, "4: ACTIVE")
             time.sleep(12)
+            shown = {"run": "m5", "node": f"{well}:9858"}
             for name, text in boards.files().items():
-                board = Board(text, server, f"{well}:9858", begin_s)
-                file = home / f"{name}.html"
-                file.write_text(board.page())
-                high = max(one["gridPos"]["y"] + one["gridPos"]["h"]
-                           for one in board.board["panels"])
-                screenshot(f"file://{file}", FOLDER / f"{name.removesuffix('.json')}.png",
-                           24 * COLUMN, high * ROW + 44)
+                drawn(Board(text, server, begin_s, shown),
+                      FOLDER / f"{name.removesuffix('.json')}.png")
     finally:
         nodes.end()
         for one in runs.started[-1:]:
             one.kill_all()
         shutil.rmtree(home, ignore_errors=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--board", type=Path, help="JSON of a dashboard; else all pictures")
+    parser.add_argument("--prometheus", help="HOST:PORT of a Prometheus that has its series")
+    parser.add_argument("--to", type=Path, help="the picture")
+    parser.add_argument("--minutes", type=float, default=15.0, help="as many, until now")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE",
+                        help="a variable of the dashboard; __rate_interval is one too")
+    asked = parser.parse_args()
+    if asked.board is None:
+        return real_run()
+    if not asked.prometheus or not asked.to or not all("=" in one for one in asked.set):
+        parser.error("--board needs --prometheus and --to, and --set NAME=VALUE")
+    variables = dict(one.split("=", 1) for one in asked.set)
+    drawn(Board(asked.board.read_text(), asked.prometheus, time.time() - 60 * asked.minutes,
+                variables), asked.to)
 
 
 if __name__ == "__main__":

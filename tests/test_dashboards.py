@@ -6,12 +6,14 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
+from drawing import Board, axis_around, axis_top, named, shown
 from pages import promtool
-from pictures import axis_top, named, shown
 
 from holdfast.agent.metrics import families
 from holdfast.agent.metrics.names import known
@@ -49,7 +51,8 @@ def served() -> dict[str, str]:
             extra = ["".join(f',{name}="{LABELS.get(name, "0")}"' for name in one.labels)]
         values = "1x120" if one.kind == "gauge" else "0+1x120"
         found |= {f'{name}{{instance="n0"{more}}}': values for name in names for more in extra}
-    # A library that was replaced half an hour ago.
+    # A link that went down, and a library that was replaced half an hour ago.
+    found['holdfast_network_link_up{instance="n0",device="mlx5_1",port="1"}'] = "1x100 0x20"
     library = 'holdfast_software_info{instance="n0",component="nccl",version="%s"}'
     return found | {library % "2.18": "1x90 stale", library % "2.21": "_x90 1x30"}
 
@@ -183,6 +186,49 @@ def test_a_number_says_what_it_is() -> None:
         panels.check(boards.FAULTS._replace(column=""))
 
 
+def test_a_table_shows_the_colours_of_its_numbers_and_words() -> None:
+    """Without a cell that is told to, Grafana colours nothing in a table."""
+    found = {one["title"]: one for text in boards.files().values()
+             for one in json.loads(text)["panels"] if one["type"] == "table"}
+    for one in found.values():
+        defaults = one["fieldConfig"]["defaults"]
+        column = {rule["matcher"]["options"]: {what["id"]: what["value"]
+                                               for what in rule["properties"]}
+                  for rule in one["fieldConfig"]["overrides"] if rule["properties"][0]["id"]
+                  == "custom.cellOptions"}
+        (word,) = one["transformations"][0]["options"]["renameByName"].values()
+        assert (word in column) == (len(defaults["thresholds"]["steps"]) > 1), one["title"]
+    severity = {what["id"]: what["value"]
+                for rule in found["Faults that stand"]["fieldConfig"]["overrides"]
+                for what in rule["properties"] if rule["matcher"]["options"] == "severity"}
+    assert severity["custom.cellOptions"] == {"type": "color-text"}
+    assert severity["mappings"][0]["options"]["fatal"]["color"] == "red"
+    with pytest.raises(ValueError, match="of one column's words"):
+        panels.check(boards.FAULTS._replace(coloured=""))
+
+
+def test_a_link_that_was_never_up_is_not_down(tmp_path: Path) -> None:
+    """An empty port of a network card would be red for ever."""
+    links = {"never": "0x120", "always": "1x120", "lately": "1x100 0x20", "back": "1x80 0x9 1x31"}
+    asked = {one.title: one.queries[0][0] for one in boards.ONE_NODE.panels if "down" in one.title}
+    tests = []
+    for minute, down in ((60, []), (85, ["back"]), (110, ["lately"])):
+        drawn, now = (asked[title].replace("$node", "n0").replace("$__range", "1h")
+                      for title in ("Links that were down", "Links down"))
+        tests += [{"expr": f"sum by (device) ({drawn})", "eval_time": f"{minute}m", "exp_samples": [
+            {"labels": f'{{device="{one}"}}', "value": 1} for one in down]},
+            {"expr": now, "eval_time": f"{minute}m",
+             "exp_samples": [{"labels": "{}", "value": len(down)}]}]
+    file = tmp_path / "test.yml"
+    file.write_text(json.dumps({"evaluation_interval": "1m", "tests": [{
+        "interval": "1m", "promql_expr_test": tests,
+        "input_series": [{"series": f'holdfast_network_link_up{{instance="n0",device="{one}"}}',
+                          "values": values} for one, values in links.items()]}]}))
+    done = subprocess.run([promtool(), "test", "rules", str(file)], capture_output=True, text=True,
+                          timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.mark.parametrize("name", boards.files())
 def test_panels_fill_their_rows(name: str) -> None:
     """Without a hole, and without one above another."""
@@ -224,6 +270,61 @@ def test_a_picture_has_round_numbers_at_its_axis(most: float, unit: str, ticks: 
     top = axis_top(most, unit)
     assert top >= most
     assert " ".join(shown(top * part / 4, unit) for part in range(5)) == ticks
+
+
+@pytest.mark.parametrize(("least", "most", "unit", "low", "top"), [
+    (61.0, 74.0, "celsius", 60.0, 76.0),
+    (-9e9, 8e9, "bps", -10e9, 10e9),
+    (70.0, 70.0, "celsius", 70.0, 71.0),  # nothing moved
+])
+def test_an_axis_that_need_not_begin_at_0_has_round_numbers_too(
+    least: float, most: float, unit: str, low: float, top: float
+) -> None:
+    assert axis_around(least, most, unit) == (low, top)
+
+
+class Answered(Board):
+    """A dashboard whose queries are answered from a table: labels and values by the metric."""
+
+    ANSWERS = {"hot": ({"gpu": "0"}, (60.0, 80.0)), "sent": ({"card": "a"}, (1e9, 3e9))}
+
+    def ask(self, expr: str, moments: bool) -> list[dict[str, Any]]:
+        labels, values = self.ANSWERS[expr]
+        points = [[self.now_s - 1 + at, str(value)] for at, value in enumerate(values)]
+        return [{"metric": labels} | ({"values": points} if moments else {"value": points[-1]})]
+
+
+def panel(kind: str, unit: str, targets: list[dict[str, Any]], options: dict[str, Any],
+          *overrides: dict[str, Any], **defaults: Any) -> dict[str, Any]:
+    steps = [{"value": None, "color": "green"}, {"value": 75, "color": "#EAB839"}]
+    return {"type": kind, "title": kind, "gridPos": {"x": 0, "y": 0, "w": 12, "h": 8},
+            "options": options, "targets": targets, "fieldConfig": {
+                "overrides": list(overrides), "defaults": {
+                    "unit": unit, "thresholds": {"steps": steps}, **defaults}}}
+
+
+def test_what_others_boards_use_is_drawn_too() -> None:
+    """A mean in a gauge, a legend as a table, lines below zero, a heading; what is hidden is not,
+    and a kind of panel that is not known is named."""
+    custom = {"drawStyle": "line", "fillOpacity": 10, "lineWidth": 2}
+    beside = {"legend": {"calcs": ["mean", "max"], "displayMode": "table", "placement": "right"}}
+    below = {"matcher": {"id": "byRegexp", "options": "/out/"},
+             "properties": [{"id": "custom.transform", "value": "negative-Y"}]}
+    text = json.dumps({"title": "Theirs", "annotations": {"list": [{"builtIn": 1}]}, "panels": [
+        {"type": "row", "title": "Quick look", "gridPos": {"x": 0, "y": 0, "w": 24, "h": 1}},
+        panel("gauge", "celsius", [{"expr": "hot"}], {"reduceOptions": {"calcs": ["mean"]}},
+              min=0, max=100),
+        panel("timeseries", "Bps", [{"expr": "hot", "hide": True, "legendFormat": "secret"},
+                                    {"expr": "sent", "legendFormat": "out {{card}}"}],
+              beside, below, custom=custom),
+        panel("geomap", "none", [{"expr": "hot"}], {}, custom={})]})
+    page = Answered(text, "", time.time() - 60, {}).page()
+    assert "Quick look" in page
+    assert "70 °C" in page and "#73bf69" in page  # of 60 and 80, below the second step
+    assert "<th>Mean</th><th>Max</th>" in page and "<td>2 GB/s</td><td>3 GB/s</td>" in page
+    assert "out a" in page and "secret" not in page
+    assert ">-3 GB/s<" in page  # its axis goes below zero
+    assert "a panel of kind geomap" in page
 
 
 def test_a_label_that_a_series_lacks_is_not_in_the_pictures_legend() -> None:

@@ -18,6 +18,8 @@ COLOURS = (  # of the ledger's categories: what brings no training is warm
     ("idle_no_spare", "dark-red"), ("idle", "#8e8e8e"), ("paused", "yellow"),
     ("unknown", "#c7c7c7"))
 RED_ABOVE_0 = ((None, "green"), (1.0, "red"))
+SEVERITIES = (("fatal", "red"), ("degraded", "orange"), ("warn", "yellow"))
+EACH = ("mean", "lastNotNull", "max")  # of each line in a legend
 SERVED = "http://${__data.fields.instance}/runbooks"  # by the agent that shows the fault
 RUNBOOK = Link("Runbook", f"{SERVED}/${{__data.fields.fault}}.md")
 RUN, NODE = 'run="$run"', 'instance="$node"'
@@ -69,7 +71,7 @@ SINCE = (f"1000 * min by (instance, fault, subject, severity) ((min_over_time(ti
          f"[$__range:1m]) or timestamp({ACTIVE})) and {ACTIVE})")
 FAULTS = Panel("Faults that stand", "Which node has what, and since when in the time shown.",
                "dateTimeFromNow", ((SINCE, ""),), "table", 24, quiet="no fault", column="since",
-               links=(RUNBOOK, _TO_NODE))
+               links=(RUNBOOK, _TO_NODE), colours=SEVERITIES, coloured="severity", high=7)
 FLEET = Board("fleet", "Holdfast: fleet", "Which nodes and runs are sick, why, since when.", (
     Panel("Agents that answer", "Share of the agents that Prometheus reaches.", "percentunit",
           (('sum(up{job="holdfast"}) / count(up{job="holdfast"})', ""),), "stat", 6,
@@ -87,7 +89,8 @@ FLEET = Board("fleet", "Holdfast: fleet", "Which nodes and runs are sick, why, s
         ('sum by (run) (holdfast_run_ranks{state="running"})', ""),), "table",
         links=(_TO_RUN,), quiet="no run", column="ranks"),
     Panel("Ledger of the fleet", "Where the nodes' time goes; training is what counts.",
-          "percentunit", ((ledger(), "{{category}}"),), stacked=True, colours=COLOURS),
+          "percentunit", ((ledger(), "{{category}}"),), stacked=True, colours=COLOURS,
+          calcs=("mean",), beside=True),
     Panel("Attempts that ended", "Of runs, by how, in the time shown.", "none", (
         ("sum by (outcome) (" + gained("holdfast_jobs_total") + ")", ""),), "table", 6,
         quiet="none", column="attempts"),
@@ -96,7 +99,7 @@ FLEET = Board("fleet", "Holdfast: fleet", "Which nodes and runs are sick, why, s
               (_ettr("wall"), "without the queue"), (_ettr("wall|queued"), "with it")),
           "stat", 6, quiet="none ended"),
     Panel("Money an hour that brought no training", "At the price that each node was given.",
-          "short", ((_LOST_MONEY, "{{currency}}"),), quiet="no price", money=True),
+          "short", ((_LOST_MONEY, "{{currency}}"),), quiet="no price", money=True, calcs=EACH),
 ))
 _OF_RUN = f" and on (instance) holdfast_run_generation{{{RUN}}}"
 
@@ -143,11 +146,12 @@ ONE_RUN = Board("run", "Holdfast: run", "Is it training, and where does its time
         (f"max(holdfast_train_tokens_per_second{{{RUN}}})", ""),), "stat", 6,
         quiet="no tokens given"),
     Panel("Step time", "Median of the latest steps.", "s", (
-        (f"max(holdfast_train_step_seconds{{{RUN}}})", "step"),)),
+        (f"max(holdfast_train_step_seconds{{{RUN}}})", "step"),), calcs=EACH),
     Panel("Loss", "As the run reported it last.", "short", (
-        (f"max(holdfast_train_loss{{{RUN}}})", "loss"),)),
+        (f"max(holdfast_train_loss{{{RUN}}})", "loss"),), calcs=("lastNotNull", "min")),
     Panel("Ledger", "Time of the nodes that this run is on.", "percentunit", (
-        (ledger(_OF_RUN), "{{category}}"),), stacked=True, colours=COLOURS),
+        (ledger(_OF_RUN), "{{category}}"),), stacked=True, colours=COLOURS, calcs=("mean",),
+          beside=True),
     Panel("Stragglers", "A row a rank: how long its progress has stood still.", "s", (
         (f"max by (rank) (holdfast_rank_still_seconds{{{RUN}}})", "{{rank}}"),), "heatmap"),
     Panel("What changed", "Drivers, libraries, firmware, kernel and agent of this run's nodes that "
@@ -161,32 +165,57 @@ ONE_RUN = Board("run", "Holdfast: run", "Is it training, and where does its time
 
 
 def _node(title: str, text: str, unit: str, expr: str, legend: str, quiet: str = "") -> Panel:
-    return Panel(title, text, unit, ((expr, legend),), quiet=quiet)
+    return Panel(title, text, unit, ((expr, legend),), quiet=quiet, calcs=EACH, beside=True)
+
+
+def _now(title: str, text: str, unit: str, expr: str, quiet: str = "",
+         steps: tuple[tuple[float | None, str], ...] = ((None, "green"),)) -> Panel:
+    return Panel(title, text, unit, ((expr, ""),), "stat", 4, steps, quiet=quiet)
 
 
 _ACC, _NET, _HOST = "holdfast_accelerator_", "holdfast_network_", "holdfast_host_"
+_DEVICE = "{{vendor}} {{device}}"
+_UP = f"{_NET}link_up{{{NODE}}}"
+# A port into which nothing was ever plugged is no fault.
+_WAS_UP = f"max_over_time({_UP}[$__range]) == 1"
 ONE_NODE = Board("node", "Holdfast: node", "Devices, links, host and kernel on one time line.", (
+    _now("Faults here", "That stand on this node; the fleet's table names them.", "none",
+         f"count(holdfast_fault_active{{{NODE}}} > 0) or vector(0)", steps=RED_ABOVE_0),
+    _now("Devices that answer", "Accelerators that their driver can ask.", "none",
+         f"sum({_ACC}devices{{{NODE}}})", "no device"),
+    _now("Hottest device", "Where it is hottest; most GPUs slow down at some 87 degrees.",
+         "celsius", f"max({_ACC}temperature_celsius{{{NODE}}})", "no device",
+         ((None, "green"), (83.0, "orange"), (87.0, "red"))),
+    _now("Power of all devices", "What they draw together.", "watt",
+         f"sum({_ACC}power_watts{{{NODE}}})", "no device"),
+    _now("Links down", "Of those that were up in the time shown.", "none",
+         f"sum((1 - {_UP}) and {_WAS_UP})", "no link", RED_ABOVE_0),
+    _now("Memory in use", "Share of the machine's memory that programs cannot have any more.",
+         "percentunit", f"1 - {_HOST}memory_available_bytes{{{NODE}}} / "
+         f"{_HOST}memory_total_bytes{{{NODE}}}",
+         steps=((None, "green"), (0.8, "orange"), (0.9, "red"))),
     Panel("Kernel events", "What the kernel told, and how often.", "none", (
         # Extrapolated, one event may be a little more or less than one.
         ("round(sum by (source, code) (" + began(f"holdfast_events_total{{{NODE}}}") + ")) > 0",
          "{{source}} {{code}}"),), quiet="no event", bars=True),
     _node("Devices busy", "Share of time in which a kernel ran.", "percentunit",
-          f"{_ACC}utilization_ratio{{{NODE}}}", "{{device}}", "no device"),
-    _node("Power", "Of each device.", "watt", f"{_ACC}power_watts{{{NODE}}}", "{{device}}",
+          f"{_ACC}utilization_ratio{{{NODE}}}", _DEVICE, "no device"),
+    _node("Power", "Of each device.", "watt", f"{_ACC}power_watts{{{NODE}}}", _DEVICE,
           "no device"),
     _node("Temperature", "Of each device, where it is hottest.", "celsius",
-          f"max by (device) ({_ACC}temperature_celsius{{{NODE}}})", "{{device}}", "no device"),
+          f"max by (vendor, device) ({_ACC}temperature_celsius{{{NODE}}})", _DEVICE,
+          "no device")._replace(zero=False),
     _node("Device memory", "In use on each device.", "bytes",
-          f"{_ACC}memory_used_bytes{{{NODE}}}", "{{device}}", "no device"),
+          f"{_ACC}memory_used_bytes{{{NODE}}}", _DEVICE, "no device"),
     _node("Device memory errors", "Corrected or not, since the driver was loaded.", "none",
-          f'sum by (device) ({_ACC}ecc_errors_total{{{NODE},period="volatile"}})', "{{device}}",
-          "no device that counts them"),
-    _node("Links up", "1 when the link is up.", "none", f"{_NET}link_up{{{NODE}}}",
-          "{{device}} {{port}}", "no link"),
+          f'sum by (vendor, device) ({_ACC}ecc_errors_total{{{NODE},period="volatile"}})',
+          _DEVICE, "no device that counts them")._replace(calcs=("lastNotNull",)),
+    Panel("Links that were down", "One bar a link, of those that were up before.", "none", (
+        (f"(1 - {_UP}) > 0 and {_WAS_UP}", "{{device}} {{port}}"),), quiet="none", bars=True),
     _node("Received", "Bytes a second by card.", "Bps",
           f"rate({_NET}receive_bytes_total{{{NODE}}}[$__rate_interval])", "{{device}}"),
     _node("Memory available", "What programs can have without swapping.", "bytes",
-          f"{_HOST}memory_available_bytes{{{NODE}}}", "available"),
+          f"{_HOST}memory_available_bytes{{{NODE}}}", "available")._replace(beside=False),
     _node("Pressure", "Share of time in which some task waited.", "percentunit",
           # Extrapolated, a rate over few samples may be more than all of the time.
           f'clamp_max(rate({_HOST}pressure_seconds_total{{{NODE},kind="some"}}'

@@ -33,8 +33,12 @@ class Panel(NamedTuple):
     bars: bool = False  # of what is there for a moment; stacked
     quiet: str = ""  # shown where there is nothing, which a healthy fleet may have
     links: tuple[Link, ...] = ()
-    colours: tuple[tuple[str, str], ...] = ()  # of series, by name
+    colours: tuple[tuple[str, str], ...] = ()  # of series by name, or of the words in a column
+    coloured: str = ""  # of a table: the column whose words have these colours
     column: str = ""  # of a table: what its numbers are, in a word
+    calcs: tuple[str, ...] = ()  # what the legend says of each line, in Grafana's words
+    beside: bool = False  # the legend is a table beside the lines, for there are many
+    zero: bool = True  # the axis begins at 0, where that means something
     money: bool = False  # series are named by their currencies
     high: int = 0  # 0: as its kind is
 
@@ -60,11 +64,12 @@ def check(panel: Panel) -> None:
         raise ValueError(f"{panel.title}: title, sentence, query and a first colour are needed")
     if bool(panel.column) != (panel.kind == "table"):
         raise ValueError(f"{panel.title}: a table's numbers have a word of their own, and no other")
+    if bool(panel.coloured) != (panel.kind == "table" and bool(panel.colours)):
+        raise ValueError(f"{panel.title}: colours in a table are of one column's words")
 
 
 # What each kind of panel shows and how: Grafana fills in what is missing by its release, so that a
 # panel would look otherwise in the next one.
-_QUIET_LEGEND = {"calcs": [], "displayMode": "list", "placement": "bottom", "showLegend": True}
 _STAT = {
     "colorMode": "value", "graphMode": "none", "justifyMode": "auto", "orientation": "auto",
     "percentChangeColorMode": "standard", "showPercentChange": False, "textMode": "auto",
@@ -72,8 +77,7 @@ _STAT = {
 OPTIONS: dict[str, dict[str, Any]] = {
     "stat": _STAT,
     "word": _STAT | {"textMode": "name"},  # a stat of which the legend is read, not the number
-    "timeseries": {"legend": _QUIET_LEGEND,
-                   "tooltip": {"hideZeros": True, "mode": "multi", "sort": "desc"}},
+    "timeseries": {"tooltip": {"hideZeros": True, "mode": "multi", "sort": "desc"}},
     "heatmap": {
         "calculate": False, "cellGap": 1, "exemplars": {"color": "rgba(255,0,255,0.7)"},
         "color": {"exponent": 0.5, "fill": "dark-orange", "mode": "scheme", "reverse": False,
@@ -89,13 +93,21 @@ CUSTOM: dict[str, dict[str, Any]] = {
                    "showPoints": "auto", "spanNulls": False},
     "table": {"align": "auto", "inspect": False},
 }
+_IN_COLOUR = {"type": "color-text"}  # without it a table shows no threshold and no word's colour
 HIDDEN = ("Time", "__name__", "job")  # columns that say nothing
 
 
 def _panel(panel: Panel, number: int, x: int, y: int) -> dict[str, Any]:
     check(panel)
     table = panel.kind == "table"
-    custom = dict(CUSTOM.get(panel.kind, {}))
+    custom, options = dict(CUSTOM.get(panel.kind, {})), OPTIONS[panel.kind]
+    if panel.kind == "timeseries":
+        options = options | {"legend": {
+            "calcs": list(panel.calcs), "showLegend": True,
+            "displayMode": "table" if panel.beside else "list",
+            "placement": "right" if panel.beside else "bottom"}}
+    if not panel.zero:
+        del custom["axisSoftMin"]
     if panel.stacked:
         custom |= {"stacking": {"mode": "normal", "group": "A"}, "fillOpacity": 60}
     if panel.bars:
@@ -106,7 +118,7 @@ def _panel(panel: Panel, number: int, x: int, y: int) -> dict[str, Any]:
     return {
         "id": number, "type": "stat" if stat else panel.kind, "title": panel.title,
         "description": panel.text,
-        "datasource": SOURCE, "options": OPTIONS[panel.kind],
+        "datasource": SOURCE, "options": options,
         "gridPos": {"h": panel.height, "w": panel.width, "x": x, "y": y},
         "fieldConfig": {"overrides": _overrides(panel), "defaults": {
             "unit": panel.unit, "noValue": panel.quiet or "no data", "custom": custom,
@@ -127,9 +139,18 @@ def _panel(panel: Panel, number: int, x: int, y: int) -> dict[str, Any]:
 
 
 def _overrides(panel: Panel) -> list[dict[str, Any]]:
-    """What single series have of their own, by their names."""
-    found: list[tuple[str, str, Any]] = [
-        (name, "color", {"mode": "fixed", "fixedColor": colour}) for name, colour in panel.colours]
+    """What single series or columns have of their own, by their names."""
+    found: list[tuple[str, str, Any]] = []
+    if panel.coloured:
+        words = {word: {"color": colour, "index": index}
+                 for index, (word, colour) in enumerate(panel.colours)}
+        found += [(panel.coloured, "mappings", [{"type": "value", "options": words}]),
+                  (panel.coloured, "custom.cellOptions", _IN_COLOUR)]
+    else:
+        found += [(name, "color", {"mode": "fixed", "fixedColor": colour})
+                  for name, colour in panel.colours]
+    if panel.kind == "table" and len(panel.steps) > 1:
+        found.append((panel.column, "custom.cellOptions", _IN_COLOUR))
     if panel.money:
         found += [(name, "unit", f"currency{name}") for name in CURRENCIES]
     return [{"matcher": {"id": "byName", "options": name},

@@ -1,7 +1,7 @@
 """Every panel's query against a real Prometheus that scrapes a real agent with faults in it: a
 trainer after an attempt that ended under an older driver, of which one rank was killed, one stopped
-and then both killed, GPUs (NVML's stand-in) of which one is lost, InfiniBand and the driver's
-version (a tree of /sys), a kernel's log (a file).  No query is empty."""
+and then both killed, GPUs (NVML's stand-in) of which one is lost, InfiniBand of which a link goes
+down, and the driver's version (a tree of /sys), a kernel's log (a file).  No query is empty."""
 
 from __future__ import annotations
 
@@ -100,6 +100,7 @@ def test_every_panel_shows_something_of_an_agent_with_faults(
         broken(run)
         lost = (ROOT / "tests/nvml/states/gpu_lost.txt").read_text()
         node.gpus.write_text(lost)  # a fault that stands
+        node.tree.put("class/infiniband/mlx5_1/ports/1/state", "1: DOWN")
         missing: dict[str, str] = {}
 
         def complete() -> bool:
