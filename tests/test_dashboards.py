@@ -229,6 +229,26 @@ def test_a_link_that_was_never_up_is_not_down(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_what_ended_before_the_time_shown_is_no_row_of_0(tmp_path: Path) -> None:
+    asked = {one.title: one.queries[0][0].replace("$__range", "1h")
+             for board in (boards.FLEET, boards.RECOVERY) for one in board.panels}
+    series = {f'holdfast_{name}{{{label}="{word}"}}': values for name, label in (
+        ("jobs_total", "outcome"), ("restarts_total", "fault"))
+        for word, values in (("before", "3x120"), ("since", "3x90 4x30"))}
+    file = tmp_path / "test.yml"
+    file.write_text(json.dumps({"evaluation_interval": "1m", "tests": [{
+        "interval": "1m",
+        "input_series": [{"series": one, "values": values} for one, values in series.items()],
+        "promql_expr_test": [
+            {"expr": asked[title], "eval_time": "2h",
+             "exp_samples": [{"labels": f'{{{label}="since"}}', "value": 1}]}
+            for title, label in (("Attempts that ended", "outcome"),
+                                 ("Restarts by fault", "fault"))]}]}))
+    done = subprocess.run([promtool(), "test", "rules", str(file)], capture_output=True, text=True,
+                          timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.mark.parametrize("name", boards.files())
 def test_panels_fill_their_rows(name: str) -> None:
     """Without a hole, and without one above another."""

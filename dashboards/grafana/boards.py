@@ -92,7 +92,7 @@ FLEET = Board("fleet", "Holdfast: fleet", "Which nodes and runs are sick, why, s
           "percentunit", ((ledger(), "{{category}}"),), stacked=True, colours=COLOURS,
           calcs=("mean",), beside=True),
     Panel("Attempts that ended", "Of runs, by how, in the time shown.", "none", (
-        ("sum by (outcome) (" + gained("holdfast_jobs_total") + ")", ""),), "table", 6,
+        ("sum by (outcome) (" + gained("holdfast_jobs_total") + ") > 0", ""),), "table", 6,
         quiet="none", column="attempts"),
     Panel("ETTR of attempts", "Training by wall time, and with the time in the queue.",
           "percentunit", (
@@ -246,7 +246,7 @@ RECOVERY = Board("recovery", "Holdfast: recovery", "How fast faults are found an
         ("sum by (run) (" + gained("holdfast_lost_steps_total") + ")", "{{run}}"),), "stat", 6,
         quiet="none"),
     Panel("Restarts by fault", "Generations that a fault made necessary.", "none", (
-        ("sum by (fault) (" + gained("holdfast_restarts_total") + ")", ""),), "table",
+        ("sum by (fault) (" + gained("holdfast_restarts_total") + ") > 0", ""),), "table",
         quiet="none", high=6, column="restarts"),
     Panel("Restarts left", "Of --max-restarts; at 0 the next fault ends the run.", "none", (
         ("min by (run) (holdfast_run_restarts_left)", ""),), "table",
