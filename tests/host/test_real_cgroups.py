@@ -50,7 +50,7 @@ def subtree() -> Iterator[Path]:
 
 def remove(folder: Path) -> None:
     """Once the last process in it is gone."""
-    deadline_s = time.monotonic() + 5.0
+    deadline_s = time.monotonic() + 30.0
     while folder.exists():
         try:
             folder.rmdir()

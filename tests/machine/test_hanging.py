@@ -28,7 +28,7 @@ from holdfast.collectors.sources import questions
 from holdfast.collectors.sources.questions import WAITING_MAX, Questions
 
 # Of a reading, of which `mounts` itself waits half a second for an answer.
-DEADLINE_S = 1.5
+DEADLINE_S = 2.5
 NFS = "{n} 1 0:{n} / {path} ro,noatime shared:1 - nfs4 10.0.0.5:/x rw,vers=4.2\n"
 
 

@@ -22,8 +22,8 @@ OTHERS = tuple(one.name for one in ALL if one.name not in ("network", "rdma"))
 def start(tree, troubles):
     config = load(None, {
         "collectors.sys": (str(tree.sys), "t"), "collectors.proc": (str(tree.proc), "t"),
-        "collectors.disable": (OTHERS, "t"), "collectors.deadline_s": (1.5, "t"),
-        "agent.slow_s": (1.5, "t"), "agent.tick_s": (0.05, "t"), "agent.fast_s": (0.1, "t"),
+        "collectors.disable": (OTHERS, "t"), "collectors.deadline_s": (3.0, "t"),
+        "agent.slow_s": (3.0, "t"), "agent.tick_s": (0.05, "t"), "agent.fast_s": (0.1, "t"),
     }).config
     runner = Runner(config, lambda part, error: troubles.append(part))
     return runner, asyncio.create_task(runner.run())

@@ -154,7 +154,7 @@ def test_what_a_late_program_started_is_ended_with_it(place, commands, tmp_path,
     with pytest.raises(root_helper.Failed, match="not done within"):
         carry_out(reset(), place)
     pid = int((tmp_path / "pid").read_text())
-    asyncio.run(until(lambda: not procfs.process_alive(pid), 5.0))
+    asyncio.run(until(lambda: not procfs.process_alive(pid)))
 
 
 def test_an_order_that_waits_too_long_for_another_is_not_carried_out(place, tmp_path, monkeypatch):

@@ -119,9 +119,12 @@ def test_who_answers_nowhere_is_told_of_as_fast_as_by_one_port_alone(
 ) -> None:
     with swallowing() as closed, swallowing() as port:
         monkeypatch.setattr(kernel_questions, "CLOSED_PORT", closed)
-        begun_s = time.monotonic()
-        assert asked(KernelQuestions(), port, 1) == [False]
-        assert time.monotonic() - begun_s < (PROBES - 1) * PROBE_GAP_S + 2 * PROBE_S
+        took_s = []
+        for _ in range(3):  # a busy machine is only ever slower
+            begun_s = time.monotonic()
+            assert asked(KernelQuestions(), port, 1) == [False]
+            took_s.append(time.monotonic() - begun_s)
+        assert min(took_s) < (PROBES - 1) * PROBE_GAP_S + 2 * PROBE_S, took_s
         assert asked(KernelQuestions(), port, 2) == [False, False]
 
 

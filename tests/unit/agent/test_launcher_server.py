@@ -172,7 +172,7 @@ def test_a_second_launcher_of_a_run_is_refused_while_the_first_lives(agent, tmp_
         again.hello()
         await again.receive("welcome")
         with pytest.raises(ConnectionError):
-            await first.receive("levels", 2.0)
+            await first.receive("levels")
         again.close()
         first.close()
 

@@ -177,7 +177,7 @@ def test_an_etcd_that_is_killed_is_started_again_with_its_data(tmp_path: Path) -
         assert (tmp_path / own_etcd.FOLDER / "data" / "member").is_dir()
     finally:
         etcd.end()
-    wait_for(lambda: own_etcd.keeper(place) == "", 5.0)
+    wait_for(lambda: own_etcd.keeper(place) == "")
 
 
 def test_a_token_gives_each_run_a_password_of_its_own(tmp_path: Path) -> None:

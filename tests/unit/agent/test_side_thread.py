@@ -11,7 +11,7 @@ import pytest
 from fakes import Hung, until
 from msgspec.structs import replace
 from root_unit import INCIDENT, REBOOT, options
-from waiting import wait_for
+from waiting import LIMIT_S, wait_for
 
 from holdfast.agent.actions import evidence_store
 from holdfast.agent.system.side_thread import WAITING_MAX, SideThread
@@ -33,7 +33,7 @@ def test_a_store_that_hangs_holds_up_nothing_else_not_even_the_end(agent, tmp_pa
                 about = replace(INCIDENT, id=f"i{number % 100}", reason=f"number {number}")
                 daemon.evidence.keep(about)
             await until(lambda: daemon.evidence.side_thread.busy_s)
-            await asyncio.wait_for(asyncio.to_thread(time.monotonic), 2.0)
+            await asyncio.wait_for(asyncio.to_thread(time.monotonic), LIMIT_S)
             names = [thread.name for thread in threading.enumerate()]
             assert names.count(daemon.evidence.side_thread.name) == 1
             config = daemon.state.config
@@ -42,7 +42,7 @@ def test_a_store_that_hangs_holds_up_nothing_else_not_even_the_end(agent, tmp_pa
             ))
             node.incidents, node.todo = (INCIDENT,), [REBOOT]
             daemon.wake("test")
-            await until(lambda: node.seen[-1].outcomes, 10.0)
+            await until(lambda: node.seen[-1].outcomes)
             assert node.seen[-1].outcomes[0].error.startswith("refused: evidence.store:")
 
     asyncio.run(scenario())  # `agent` waits for its end for so long and no longer
@@ -62,8 +62,8 @@ def test_what_waits_is_bounded_and_a_crash_ends_one_job_alone():
         assert aside.do(str(WAITING_MAX), lambda: done.append(-1)) is waiting[WAITING_MAX]
         assert aside.dropped == 9 and all(one.cancelled() for one in waiting[:9])
         go.set()
-        await asyncio.wait_for(first, 5.0)
-        await asyncio.wait_for(waiting[-1], 5.0)
+        await asyncio.wait_for(first, LIMIT_S)
+        await asyncio.wait_for(waiting[-1], LIMIT_S)
         assert done == [*range(9, WAITING_MAX), -1, *range(WAITING_MAX + 1, WAITING_MAX + 9)]
         with pytest.raises(OSError, match="no"):
             await aside.do("x", lambda: os.stat("/proc/no/such"))
