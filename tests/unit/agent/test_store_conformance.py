@@ -19,7 +19,7 @@ from holdfast.agent.store.etcd import open_etcd
 from holdfast.agent.store.memory import MemoryServer, MemoryStore
 from holdfast.agent.store.sqlite import SqliteStore
 
-LEASE_S = 2.0
+LEASE_S = 5.0  # longer than what is done within one takes on a busy machine
 
 
 def boot_s() -> float:
