@@ -132,6 +132,10 @@ class Run:
             return [msgspec.to_builtins(incident) for incident in journal.seed.incidents]
         return list(answer) if answer else []
 
+    def own_incidents(self) -> list[dict[str, Any]]:
+        """Without those of the node, whose kernel's log, memory and disks are every test's."""
+        return [one for one in self.incidents() if one["run"] == self.name]
+
     def result(self) -> dict[str, Any]:
         """What the trainer reported at its end."""
         line = next(ln for ln in self.output.splitlines() if "result {" in ln)
@@ -148,8 +152,8 @@ class Run:
                     os.kill(pid, signal.SIGKILL)
             return not left
 
-        wait_for(none_left, 10, "the end of every process of the test")
-        self.process.wait(10)
+        wait_for(none_left, 60, "the end of every process of the test")
+        self.process.wait(60)
 
 
 class Runs:

@@ -180,14 +180,16 @@ def test_a_line_about_a_rank_restarts_it(tmp_path, kernel, runs: Runs) -> None:
     run = runs.start("run", "--nproc-per-node", "2", "--max-restarts", "2", "--no-python",
                      "sleep", "600", HOLDFAST_CONFIG=str(config))
     try:
-        wait_for(lambda: {r["state"] for r in run.ranks().values()} == {"running"}, 30.0)
-        before = run.ranks()
+        def running() -> dict[int, dict]:
+            found = run.ranks()
+            return found if {one["state"] for one in found.values()} == {"running"} else {}
+
+        before = wait_for(running, 60.0)
         wait_for(lambda: 'holdfast_kernel_log_up{source="kmsg"} 1' in metrics(run))
         kernel("<3>NVRM: Xid (PCI:0000:4e:00): 95, pid=%d, name=python3, Uncontained ECC error."
                % before[1]["pid"])
-        wait_for(lambda: generation_of(run) == 2, 30.0)
-        wait_for(lambda: {r["state"] for r in run.ranks().values()} == {"running"}, 30.0)
-        assert run.ranks()[1]["pid"] != before[1]["pid"]
+        wait_for(lambda: generation_of(run) == 2, 60.0)
+        wait_for(lambda: (now := running()) and now[1]["pid"] != before[1]["pid"], 60.0)
         of_run, of_node = sorted(
             wait_for(lambda: len(found := [
                 one for one in run.incidents() if one["fault"] == "gpu_memory_error"]) == 2
@@ -199,7 +201,7 @@ def test_a_line_about_a_rank_restarts_it(tmp_path, kernel, runs: Runs) -> None:
         wait_for(lambda: ACTED in metrics(run))  # how the order ended is heard later
     finally:
         run.process.terminate()
-        run.wait(30.0)
+        run.wait()
 
 
 def test_what_a_program_wrote_is_not_the_kernels_word(tmp_path, kernel) -> None:

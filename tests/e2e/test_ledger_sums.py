@@ -100,4 +100,5 @@ def test_what_a_trainer_waits_for_is_booked_as_long_as_its_ranks_say(
     first_s, second_s, *_ = [begin_s for what, begin_s, _ in spans(tmp_path / f"clocked-{new}")
                              if what == "step" and begin_s > killed_s]
     away_s = lost.node["detection"] + lost.node["recovery"]
-    assert first_s - killed_s - 0.1 < away_s < second_s - killed_s + 1.1, (lost, first_s, killed_s)
+    # It hears of the death and sees the step a moment later, at its next look, once a second.
+    assert first_s - killed_s - 0.3 < away_s < second_s - killed_s + 2.5, (lost, first_s, killed_s)

@@ -25,7 +25,7 @@ def test_ten_of_ten_restarts_train_on(runs: Runs) -> None:
     dies at the same count of its own steps, which for a script is no crash loop."""
     run = runs.script("plain.py", "16", "die-often",
                       flags=("--nproc-per-node", "2", "--max-restarts", "10"))
-    assert run.wait() == 0, run.output
+    assert run.wait(300) == 0, run.output
     assert run.output.count("finished") == 2
     assert "restarts 10" in run.output
 
@@ -75,9 +75,9 @@ def test_agents_killed_behind_their_ranks_lose_and_count_nothing_twice(runs: Run
         os.kill(rank, signal.SIGKILL)
         time.sleep(wait_s)  # what is tested is when the second kill comes
         os.kill(agent, signal.SIGKILL)
-        wait_for(partial(reached, run, restarts + 1), 30, run.output)
+        wait_for(partial(reached, run, restarts + 1), what=run.output)
         run.at_step(3)
-        wait_for(partial(counted, run, restarts), 10, f"{restarts} restarts counted")
+        wait_for(partial(counted, run, restarts), 60, f"{restarts} restarts counted")
         assert (generation_of(run), restarts_counted(run)) == (restarts + 1, restarts), run.output
     assert run.process.poll() is None, run.output
 
@@ -97,8 +97,7 @@ def test_a_script_that_saves_itself_survives(
     run = runs.script("saving.py", "80", str(runs.home / "state.pt"), name="faulty")
     pid = run.at_step(8)
     os.kill(pid, number)
-    wait_for(run.incidents, 10, "an incident")
-    incident = run.incidents()[0]
+    incident = wait_for(run.own_incidents, 60, "an incident")[0]
     assert run.wait() == 0, run.output
     assert incident["fault"] == ("rank_killed" if number == signal.SIGKILL else "rank_stopped")
     assert "rank 1" in incident["culprit"] and str(pid) in incident["culprit"]
@@ -137,16 +136,16 @@ def test_the_agents_end_touches_no_rank(runs: Runs, number: signal.Signals) -> N
     ranks, old = pids(run), agent_pid(runs)
     os.kill(old, number)
     new = wait_for(lambda: [p for p, c in runs.left().items()
-                            if "holdfast.agent --private" in c and p != old], 30)
+                            if "holdfast.agent --private" in c and p != old])
     assert new
-    wait_for(lambda: run.ranks().get(1, {}).get("step", 0) > 8, 30, "steps seen by the new agent")
+    wait_for(lambda: run.ranks().get(1, {}).get("step", 0) > 8, what="steps seen by the new agent")
     assert pids(run) == ranks
     os.kill(max(ranks), signal.SIGKILL)  # and it acts
     run.wait_output("step 6 rank 1 restarts 1")
     end.touch()
     assert run.wait() == 0, run.output
     assert "restarts 2" not in run.output
-    assert [incident["fault"] for incident in run.incidents()] == ["rank_killed"]
+    assert [incident["fault"] for incident in run.own_incidents()] == ["rank_killed"]
 
 
 def test_a_frozen_agent_touches_no_rank(runs: Runs) -> None:

@@ -184,7 +184,7 @@ def test_under_nohup_it_goes_on_without_its_terminal(runs: Runs, work: Path) -> 
     run = train(runs, work, settings=SHORT, nohup=True)
     run.at_step(5)
     run.close()
-    assert run.wait(60) == 0
+    assert run.wait() == 0
     assert saved(runs) == 300
 
 
@@ -230,9 +230,9 @@ def test_a_terminal_that_stands_still_holds_nothing_up(runs: Runs) -> None:
     run = on_terminal(runs, "run", str(SCRIPTS / "talks_back.py"), "slow", "600")
     run.wait_output("line 3")
     os.write(run.window, b"\x13")
-    first = run.ranks()[0]["pid"]
+    first = wait_for(run.ranks)[0]["pid"]
     os.kill(first, signal.SIGKILL)
-    wait_for(lambda: run.ranks().get(0, {}).get("pid", first) != first, 20, "another rank 0")
+    wait_for(lambda: run.ranks().get(0, {}).get("pid", first) != first, what="another rank 0")
     assert run.output.count("line 0") == 1, run.output
     os.write(run.window, b"\x11")
     run.wait_output("line 3\r\n", count=2)

@@ -12,7 +12,6 @@ import signal
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from running import SCRIPTS, Run, Runs, wait_for
@@ -40,11 +39,6 @@ def closed(run: Run, count: int) -> bool:
     """Whether so many losses of a rank were recovered from."""
     return count == sum(one["fault"] == "rank_killed" and one.get("state") == "closed"
                         for one in run.incidents())
-
-
-def of_run(run: Run) -> list[dict[str, Any]]:
-    """Without those of the node: the kernel's log is every test's."""
-    return [one for one in run.incidents() if one["run"] == run.name]
 
 
 def seconds(run: Run) -> dict[str, float]:
@@ -75,7 +69,7 @@ def test_a_killed_rank_leaves_no_trace_in_the_weights(runs: Runs) -> None:
     after = seconds(run)
     assert run.wait(LONG_S) == 0, run.output
     assert run.result()["digest"] == clean.result()["digest"]
-    killed = sorted(of_run(run), key=lambda one: one["timeline"][0][0])
+    killed = sorted(run.own_incidents(), key=lambda one: one["timeline"][0][0])
     assert [one["fault"] for one in killed] == ["rank_killed"] * 2, run.output
     ends = [one["timeline"][-1][1] for one in killed]
     print(json.dumps({"standby, then none": ends, "ledger": after}))  # a row of bench/results
@@ -92,7 +86,8 @@ def test_a_compile_in_mid_training_is_a_ticket_and_never_a_hang(runs: Runs) -> N
     run.at_step(14)
     before = seconds(run)
     assert run.wait(LONG_S) == 0, run.output
-    tickets = of_run(run)  # one, or one of each rank where the first is done long before the other
+    # One, or one of each rank where the first is done long before the other.
+    tickets = run.own_incidents()
     print(json.dumps({"tickets": [(one["reason"], one["lost_s"]) for one in tickets],
                       "ledger": before}))
     assert {one["fault"] for one in tickets} == {"graph_recompiled"}, tickets

@@ -169,7 +169,7 @@ class OwnSystemd:
     def inside(self, *command: str) -> str:
         """What a command prints that runs in its namespaces."""
         done = subprocess.run([*self.enter(), *command], capture_output=True, text=True,
-                              timeout=30, check=False)
+                              timeout=120, check=False)
         return done.stdout + done.stderr
 
     def enter(self) -> list[str]:

@@ -61,7 +61,7 @@ exec setpriv --bounding-set "$TAKEN" --inh-caps "$TAKEN" -- \
     SYSTEMD_GENERATOR_PATH=/none SYSTEMD_ENVIRONMENT_GENERATOR_PATH=/none \
     /usr/lib/systemd/systemd --system --unit=multi-user.target --log-target=null --show-status=no
 """
-READY_S = 60.0
+READY_S = 120.0
 ENDED = "#!/bin/sh\necho \"$1\" > /shared/verb\n"
 
 JOB = """
@@ -116,7 +116,7 @@ class PackagedSystemd(OwnSystemd):
     def must(self, *command: str) -> str:
         """What a command prints that must succeed."""
         done = subprocess.run([*self.enter(), *command], capture_output=True, text=True,
-                              timeout=120, check=False)
+                              timeout=300, check=False)
         assert done.returncode == 0, (
             f"{command}: {done.returncode}\n{done.stdout}{done.stderr}{self.said()}")
         return done.stdout

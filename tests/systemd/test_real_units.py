@@ -32,8 +32,8 @@ STOPPED = "".join(
 RESET = """#!/bin/sh
 echo "$*" >> /shared/reset
 """
-BOOT_S = 30.0
-ORDER_S = 60.0  # 15 s of them pass by design before the order
+BOOT_S = 90.0
+ORDER_S = 120.0  # 15 s of them pass by design before the order
 
 
 def settings() -> list[str]:
@@ -95,7 +95,7 @@ def test_the_units_run_and_an_order_ends_their_systemd_and_nothing_else(own: Own
     own.inside("systemctl", "restart", "holdfast.service")  # a recorded log is read once
     own.wait((own.shared / "verb").exists, ORDER_S, "the order for the node is carried out")
     assert (own.shared / "verb").read_text() == "reboot\n"
-    own.process.wait(30.0)
+    own.process.wait(BOOT_S)
     *done_before, done = map(json.loads, (own.shared / "done").read_text().splitlines())
     boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     assert (done["verb"], done["boot_id"]) == ("reboot", boot_id)

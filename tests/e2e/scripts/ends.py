@@ -23,5 +23,6 @@ atexit.register(print, "atexit ran on", rank)
 ThreadPoolExecutor().submit(lambda: (time.sleep(0.3), print("executor ran on", rank)))
 threading.Thread(target=lambda: (time.sleep(0.5), print("thread ran on", rank))).start()
 with elastic.during("eval"):
-    time.sleep(float(sys.argv[2]) if len(sys.argv) > 2 else 0.0)
+    while len(sys.argv) > 2 and not os.path.exists(sys.argv[2]):
+        time.sleep(0.05)
 sys.stdout.write("no newline at the end, port %s" % os.environ["MASTER_PORT"])
