@@ -40,7 +40,7 @@ TOOLS = (("ip", "iproute2"), ("tc", "iproute2"), ("nft", "nftables"), ("nsenter"
          ("unshare", "util-linux"))
 ENTER = 'echo $$ > "$1/cgroup.procs"; [ -z "$2" ] || echo $$ > "$2/cgroup.procs"; ' \
         'hostname "$3"; [ -z "$4" ] || mount --bind "$4" /run; shift 4; exec "$@"'
-END_S = 10.0
+END_S = 60.0  # of what is killed: it may have gigabytes to give back, on a busy machine
 
 
 def needed() -> None:
@@ -78,7 +78,7 @@ def _dead(name: str) -> bool:
 
 
 def _tool(*words: str, text: str | None = None) -> str:
-    done = subprocess.run(words, input=text, capture_output=True, text=True, timeout=20,
+    done = subprocess.run(words, input=text, capture_output=True, text=True, timeout=60,
                           check=False)
     if done.returncode:
         raise RuntimeError(f"{' '.join(words)}: {done.stderr.strip()}")

@@ -12,7 +12,7 @@ from holdfast.agent.cli.client import Agent
 from holdfast.agent.cli.text import Failure
 
 from .harness import Nodes
-from .worlds import World
+from .worlds import ANSWER_S, World
 
 LOOPING = str(Path(__file__).with_name("looping.py"))
 ACTING = '''act = ["ended", "hang", "kernel", "alerts"]
@@ -59,13 +59,17 @@ class Alerted(World):
             except (OSError, Failure):
                 return None  # Alertmanager tries again as well
 
-        answer: dict[str, int] = self.wait(sent, 20.0)
+        answer: dict[str, int] = self.wait(sent, ANSWER_S)
         return answer
 
     def outcomes(self, number: int) -> dict[str, str]:
         """Fingerprint -> what became of the alert, as one node's agent shows it."""
         return {one["id"].partition("/")[0]: one["outcome"]
                 for one in self.get(number, "/api/v1/alerts") or ()}
+
+    def outcome(self, number: int, fingerprint: str) -> str:
+        """The same of one alert, once it is told there."""
+        return str(self.wait(lambda: self.outcomes(number).get(fingerprint), ANSWER_S))
 
     def asked(self, number: int) -> list[tuple[str, str, str]]:
         return [(one["action"], one["subject"], one["state"])
@@ -98,20 +102,19 @@ def test_an_alert_is_one_restart_whoever_of_two_nodes_receives_it(world: Alerted
     assert world.send(other, "f1", **labels)["new"] == 1
     world.wait(lambda: len(world.places(2)) == 2)
     for number in (other, leader):
-        world.wait(lambda number=number: world.outcomes(number).get("f1"), 20.0)
-        assert world.outcomes(number)["f1"] == "generation 2 was started for it", world.said()
+        assert world.outcome(number, "f1") == "generation 2 was started for it", world.said()
 
     # The same one from a second Alertmanager, to both, and another of the same storm.
     for number in (leader, other):
         assert world.send(number, "f1", **labels)["new"] == 0
     counts = [world.send(number, "f2", **labels)["new"] for number in (leader, other)]
     assert sum(counts) >= 1  # the later may have seen the earlier one's, or not yet
-    world.wait(lambda: all(world.outcomes(number).get("f2") for number in (0, 1)), 30.0)
-    assert "one restart answers a storm" in world.outcomes(other)["f2"]
+    assert world.outcome(leader, "f2"), world.said()
+    assert "one restart answers a storm" in world.outcome(other, "f2"), world.said()
     opened = [one for number in (0, 1) for one in world.incidents(number)
               if one["fault"] == "fabric_storm"]
     assert len(opened) == 1, opened
-    assert [world.generation(number) for number in (0, 1)] == [2, 2]
+    world.wait(lambda: [world.generation(number) for number in (0, 1)] == [2, 2], ANSWER_S)
     (world.shared / "end").write_text("")
     assert [world.processes[number].wait(60) for number in (0, 1)] == [0, 0], world.said()
 
@@ -131,24 +134,22 @@ def test_an_alert_about_a_node_is_acted_on_once_by_that_node(world: Alerted) -> 
         world.send(number, *storm, **labels)
 
     world.wait(lambda: all(set(world.outcomes(number)) == set(storm)
-                           and all(world.outcomes(number).values()) for number in range(3)), 30.0)
-    said = [world.outcomes(others[0])[one] for one in storm]
+                           and all(world.outcomes(number).values()) for number in range(3)), 60.0)
+    said = [world.outcome(others[0], one) for one in storm]
     assert said.count(f"{name} is excluded from runs") == 1, said
     assert sum("one action answers a storm" in one for one in said) == 49, said
-    world.wait(lambda: len(world.places(2)) == 2)
-    assert set(world.places(2).values()) == set(others)
-    assert world.asked(sick) == [("exclude_node", f"node/{name}", "done")]
+    world.wait(lambda: set(world.places(2).values()) == set(others))
+    world.wait(lambda: world.asked(sick) == [("exclude_node", f"node/{name}", "done")], ANSWER_S)
     assert [world.asked(number) for number in others] == [[], []]
     assert '"fault":"hot_rack"' in world.documents()[f"/holdfast/main/node/{name}"]
 
     # Its end undoes nothing, and a drain needs leave.
     world.send(others[1], *storm, status="resolved", **labels)
     world.send(others[0], "g1", **(labels | {"holdfast_runbook": "old_firmware"}))
-    world.wait(lambda: world.outcomes(others[1]).get("g1"), 20.0)
-    assert world.outcomes(others[1])["g1"] == (
+    assert world.outcome(others[1], "g1") == (
         "nothing is done: drain_node: not done, because actions.allow does not name it")
     world.wait(lambda: any("resolved; it is open until" in one["would_have"]
-                           for one in world.incidents(sick)), 20.0)
+                           for one in world.incidents(sick)), 60.0)
     assert '"excluded":true' in world.documents()[f"/holdfast/main/node/{name}"]
     (world.shared / "end").write_text("")
     assert [world.processes[number].wait(60) for number in others] == [0, 0], world.said()

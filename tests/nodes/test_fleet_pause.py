@@ -67,13 +67,15 @@ def test_it_holds_back_both_nodes_and_the_next_leader_and_ends_by_itself(world: 
     # A rank dies: the leader, whom nobody told but the store, does nothing about it.
     (rank,) = world.ranks(other).values()
     os.kill(rank["pid"], signal.SIGKILL)
-    world.wait(lambda: any(one["fault"] == "rank_killed" for one in world.incidents(leader)),
-               20.0)
+    world.wait(lambda: any(one["fault"] == "rank_killed" for number in (0, 1)
+                           for one in world.incidents(number)), 60.0)
 
     # Nor does the next one.
+    leader = world.led_by()
+    other = 1 - leader
     agent = world.agent_pid(leader)
     os.kill(agent, signal.SIGSTOP)
-    world.wait(lambda: world.leader() == other, 20.0)
+    world.wait(lambda: world.leader() == other, 60.0)
     os.kill(agent, signal.SIGCONT)
 
     def is_over() -> bool:

@@ -30,18 +30,18 @@ def test_no_second_of_two_nodes_is_lost_or_there_twice() -> None:
 
         (rank,) = world.ranks(1).values()
         os.kill(rank["pid"], signal.SIGKILL)
-        world.wait(lambda: all(world.generation(number) == 2 for number in NODES), 60.0)
+        world.wait(lambda: all(world.generation(number) >= 2 for number in NODES))
         step = world.step(0)
-        world.wait(lambda: min(map(world.step, NODES)) > step + 2, 60.0)
+        world.wait(lambda: min(map(world.step, NODES)) > step + 2)
 
         # The network parts them: neither may train alone, and neither stops counting.
         away_s = time.monotonic()
         nodes.blackhole(1)
         world.wait(lambda: time.monotonic() - away_s > AWAY_S)
         nodes.heal()
-        world.wait(lambda: world.generation(0) == world.generation(1) > 2, 60.0)
+        world.wait(lambda: world.generation(0) == world.generation(1) > 2)
         step = max(map(world.step, NODES))
-        world.wait(lambda: min(map(world.step, NODES)) > step + 2, 60.0)
+        world.wait(lambda: min(map(world.step, NODES)) > step + 2)
         world.wait(lambda: time.monotonic() - begin[0].at_s > SPAN_S)
         end = [ledgers.read(ask, world.name) for ask in asks]
 

@@ -11,10 +11,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.agent.cli.client import Agent
-
 from .harness import Nodes
-from .worlds import World, output
+from .worlds import ANSWER_S, World, output
 
 LOOPING = str(Path(__file__).with_name("looping.py"))
 
@@ -27,13 +25,10 @@ def world() -> Iterator[World]:
         yield made
 
 
-def ask(world: World, number: int, route: str) -> Any:
-    return Agent(world.nodes[number].home / "run" / world.name / "api.sock").get(route)
-
-
 def word(world: World, number: int, what: str, of: int) -> dict[str, Any]:
-    rows = ask(world, number, f"/api/v1/fleet/{what}")["nodes"]
-    return dict(next(row for row in rows if row["node"] == world.nodes[of].name))
+    """What one node's agent has of another's; {} where it has nothing, or does not answer."""
+    rows = (world.get(number, f"/api/v1/fleet/{what}") or {}).get("nodes", ())
+    return next((dict(row) for row in rows if row["node"] == world.nodes[of].name), {})
 
 
 def test_a_suspect_elsewhere_is_looked_at_and_every_agent_tells_of_it(world: World) -> None:
@@ -42,9 +37,9 @@ def test_a_suspect_elsewhere_is_looked_at_and_every_agent_tells_of_it(world: Wor
                      LOOPING, str(world.shared))
     world.wait(lambda: len(list(world.shared.glob("*.json"))) == 2)
     places = world.all_places(1, 2)
-    (spare,) = {0, 1, 2} - set(places.values())
-    leader = world.led_by()
+    leader = world.led_by()  # one of the two or the spare, as it came
     rank, there = next((r, n) for r, n in sorted(places.items()) if n != leader)
+    (third,) = {0, 1, 2} - {leader, there}
     os.kill(world.ranks(there)[rank]["pid"], signal.SIGSTOP)
 
     # The leader sees it in beats, has that node's agent look at the rank, and tells of both.  Where
@@ -52,29 +47,28 @@ def test_a_suspect_elsewhere_is_looked_at_and_every_agent_tells_of_it(world: Wor
     looked = ("kernel state", "where")
 
     def seen() -> dict[str, Any] | None:
-        found = ask(world, leader, "/api/v1/incidents")
-        return next((one for one in found if one["fault"] == "rank_stopped"
+        return next((one for one in world.incidents(leader) if one["fault"] == "rank_stopped"
                      and any(what in looked for what, _ in one["evidence"])), None)
 
     incident = world.wait(seen, 60.0)
     assert world.nodes[there].name in incident["culprit"]
-    world.wait(lambda: world.generation(there) == 2 or world.generation(spare) == 2)
+    world.wait(lambda: any(world.generation(number) == 2 for number in range(3)))
 
-    # A spare's agent gives the same incident, and every node's ledger.
-    assert word(world, spare, "incidents", leader)["age_s"] == 0.0
-    told = ask(world, spare, f"/api/v1/incidents/{incident['id']}")
+    # A third node's agent gives the same incident, and every node's ledger.
+    world.wait(lambda: word(world, third, "incidents", leader).get("age_s") == 0.0, ANSWER_S)
+    told = world.wait(lambda: world.get(third, f"/api/v1/incidents/{incident['id']}"), ANSWER_S)
     assert told["node"] == world.nodes[leader].name and told["id"] == incident["id"]
-    assert set(word(world, spare, "ledger", there)["answer"]["categories"])
-    said = world.nodes[spare].run(
+    ledger = world.wait(lambda: word(world, third, "ledger", there).get("answer"), ANSWER_S)
+    assert set(ledger["categories"])
+    world.wait(lambda: incident["id"] in world.nodes[third].run(
         [sys.executable, "-P", "-m", "holdfast.agent.cli", "incidents"],
-        {"HOLDFAST_RUNTIME_DIR": str(world.nodes[spare].home / "run"),
-         "PYTHONPATH": os.environ.get("PYTHONPATH", "")})
-    assert incident["id"] in said.stdout, said.stdout + said.stderr
+        {"HOLDFAST_RUNTIME_DIR": str(world.nodes[third].home / "run"),
+         "PYTHONPATH": os.environ.get("PYTHONPATH", "")}).stdout, ANSWER_S)
 
     # An agent that is gone has its last word, and that is said to be old.
     world.power_off(leader)
-    world.wait(lambda: word(world, spare, "incidents", leader)["problem"], 30.0)
-    row = word(world, spare, "incidents", leader)
+    row = world.wait(lambda: (one := word(world, third, "incidents", leader))
+                     and one["problem"] and one, 60.0)
     assert row["age_s"] > 0.0 and incident["id"] in [one["id"] for one in row["answer"]]
     assert "lost" in row["problem"] or "answer" in row["problem"], row
     (world.shared / "end").write_text("")

@@ -120,8 +120,8 @@ def test_a_release_that_is_no_neighbour_is_refused_by_name_and_nothing_is_done(
     own = own_protocol()
     world = Mixed(nodes, {2: changed(nodes.home / "far", own + 2)})
     world.start_store()
-    flags = ("run", "--nnodes", "2:3", "--nproc-per-node", "1", "--gang-limit", "20", "--preload",
-             "none", LOOPING, str(world.shared))
+    flags = ("run", "--nnodes", "2:3", "--nproc-per-node", "1", "--preload", "none", LOOPING,
+             str(world.shared))
     for number in range(2):
         world.launch(number, *flags)
     world.wait(lambda: len(world.places(1)) == 2, 60.0)
@@ -144,7 +144,7 @@ def test_a_release_that_is_no_neighbour_is_refused_by_name_and_nothing_is_done(
     assert {rank: world.ranks(number)[rank]["pid"]
             for rank, number in world.places(1).items()} == pids
     assert world.documents() == documents
-    assert not [one for number in range(2) for one in world.incidents(number)], world.said()
+    assert not [one for number in range(2) for one in world.own_incidents(number)], world.said()
     (world.shared / "end").write_text("")
     assert [world.processes[number].wait(60) for number in range(3)] == [0, 0, 0], world.said()
     assert all(f"n2 {sentence}" in output(nodes[number]) for number in range(2)), world.said()

@@ -15,7 +15,7 @@ from .worlds import World
 
 LOOPING = str(Path(__file__).with_name("looping.py"))
 STILL_S = 62.0  # its observers ask for it some 120 times each meanwhile
-KNOWN_S = 5.0  # two processors carry everything here; alone it takes about one second
+KNOWN_S = 30.0  # two processors carry everything here; alone it takes about one second
 
 
 @pytest.fixture()

@@ -129,6 +129,10 @@ class World:
         """That this node opened, closed ones among them."""
         return list(self.get(number, "/api/v1/incidents") or ())
 
+    def own_incidents(self, number: int) -> list[dict[str, Any]]:
+        """Those of the run among them: the kernel's log, memory and disks are every test's."""
+        return [one for one in self.incidents(number) if one["run"] == self.name]
+
     def ranks(self, number: int) -> dict[int, dict[str, Any]]:
         """The ranks on one node."""
         return {rank["rank"]: rank for rank in self.status(number).get("ranks", ())
@@ -194,15 +198,19 @@ class World:
         return wait_for(condition, limit_s, self.said, LOOK_S)
 
     def agent_pid(self, number: int) -> int:
-        """Of the agent that this node's launcher has started."""
-        for pid in self.nodes[number].pids():
-            try:
-                words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-            except OSError:
-                continue
-            if "holdfast.agent" in words and "--private" in words:
-                return pid
-        return 0
+        """Of the agent that this node's launcher has started, once there is one: a signal to
+        nobody, which is 0, would come to this test itself."""
+        def found() -> int:
+            for pid in self.nodes[number].pids():
+                try:
+                    words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+                except OSError:
+                    continue
+                if "holdfast.agent" in words and "--private" in words:
+                    return pid
+            return 0
+
+        return int(self.wait(found, ANSWER_S))
 
     def power_off(self, number: int) -> None:
         """Its network goes first: a machine without power says no goodbye."""
