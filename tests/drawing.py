@@ -35,7 +35,8 @@ color:#ccccdc}i{display:inline-block;width:12px;height:4px;margin:0 5px 2px 10px
 .graph{display:flex;gap:8px}.graph table{width:auto;flex:1;font-size:10px;align-self:start}
 .graph td,.graph th{padding:1px 3px;border:0;text-align:right;white-space:nowrap}
 .graph td:first-child,.graph th:first-child{text-align:left}.graph i{margin-left:0}
-.none{color:#8e8e8e;padding-top:14px;text-align:center}.stats{display:flex;gap:34px;
+.none{color:#8e8e8e;padding-top:14px;text-align:center}.stats{display:flex;
+gap:26px;white-space:nowrap;
 justify-content:center;align-items:center;text-align:center}h2{margin:10px 12px;font-weight:500;
 font-size:17px}"""
 UNITS = {"s": (("d", 86400), ("h", 3600), ("min", 60), ("s", 1), ("ms", 1e-3), ("µs", 1e-6)),
@@ -213,7 +214,7 @@ class Board:
             if options["textMode"] == "name":
                 name, said = "", found.name
             size = min(42 if len(series) == 1 else 28, int(height * 0.62),
-                       int(width / len(series) / len(said) * 1.5))
+                       int((width / len(series) - 26) / len(said) * 1.6))
             parts.append(f'<div>{name}<span style="font-size:{size}px;font-weight:500;'
                          f'color:{colour}">{html.escape(said)}</span></div>')
         return f'<div class="stats" style="height:{height}px">{"".join(parts)}</div>'

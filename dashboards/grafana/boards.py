@@ -232,18 +232,18 @@ PRECISION = (
     + f") or {_VERDICTS} * 0), 0) / ({_VERDICTS} > 0)")
 RECOVERY = Board("recovery", "Holdfast: recovery", "How fast faults are found and cured.", (
     Panel("MTTD", "From the last step to the verdict.", "s", (
-        (mean_recovery("detection"), ""),), "stat", 6,
+        (mean_recovery("detection"), ""),), "stat", 4,
         quiet="no recovery"),
     Panel("MTTR by phase", "From the last step to the first new one: until the verdict, until the "
           "next plan, until training goes on.", "s", (
               (mean_recovery("detection"), "detection"), (mean_recovery("decision"), "decision"),
-              (mean_recovery("restart"), "restart"), (mean_recovery("total"), "total")), "stat", 6,
+              (mean_recovery("restart"), "restart"), (mean_recovery("total"), "total")), "stat", 10,
           quiet="no recovery"),
     Panel("Start", "From a launcher's begin to ranks, and on to a finished step: means.", "s", (
         (_mean_start("ranks"), "ranks"), (_mean_start("first_step"), "first step")), "stat", 6,
         quiet="none began"),
     Panel("Lost steps", "Steps that had to be done again.", "none", (
-        ("sum by (run) (" + gained("holdfast_lost_steps_total") + ")", "{{run}}"),), "stat", 6,
+        ("sum by (run) (" + gained("holdfast_lost_steps_total") + ")", "{{run}}"),), "stat", 4,
         quiet="none"),
     Panel("Restarts by fault", "Generations that a fault made necessary.", "none", (
         ("sum by (fault) (" + gained("holdfast_restarts_total") + ") > 0", ""),), "table",
