@@ -62,7 +62,7 @@ NAMES: dict[str, Name] = {
     "recovery_seconds": Name(
         "histogram",
         "Time to come back: total = last step before the fault to the first new one; of it "
-        "detection = until the verdict, decision = until the next plan, restart = from there on.",
+        "detection = until the verdict, decision = until the first plan, restart = from there on.",
         ("phase",),
     ),
     "lost_steps_total": Name("counter", "Steps that had to be done again.", ("run",)),

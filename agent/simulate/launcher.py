@@ -235,10 +235,12 @@ class Launcher:
                 self.job.park(rank, stop.reason, whole=True)
                 continue
             wait_s = stop.grace_s if rank.stopped_at_s >= 0 or rank.hung else 0.05
-            self.machine.after(wait_s, partial(self._ended_by_us, rank))
+            self.machine.after(wait_s, partial(self._ended_by_us, rank, rank.generation))
         return ""
 
-    def _ended_by_us(self, rank: Rank) -> None:
+    def _ended_by_us(self, rank: Rank, generation: int) -> None:
+        if rank.generation != generation:
+            return  # it parked in time, and the next plan has kept it
         self.job.end(rank, Ended(137, 9, by_us=True))
         self.wake()
 

@@ -176,19 +176,21 @@ def _now(title: str, text: str, unit: str, expr: str, quiet: str = "",
 _ACC, _NET, _HOST = "holdfast_accelerator_", "holdfast_network_", "holdfast_host_"
 _DEVICE = "{{vendor}} {{device}}"
 _UP = f"{_NET}link_up{{{NODE}}}"
-# A port into which nothing was ever plugged is no fault.
-_WAS_UP = f"max_over_time({_UP}[$__range]) == 1"
+# A port into which nothing was ever plugged is no fault.  Not by the time that is shown: in an hour's
+# view a link that went down two hours ago would be none.
+_WAS_UP = f"max_over_time({_UP}[7d] @ end()) == 1"
 ONE_NODE = Board("node", "Holdfast: node", "Devices, links, host and kernel on one time line.", (
-    _now("Faults here", "That stand on this node; the fleet's table names them.", "none",
-         f"count(holdfast_fault_active{{{NODE}}} > 0) or vector(0)", steps=RED_ABOVE_0),
+    _now("Faults", "Degraded or fatal, that its agent tells; the fleet's table names them.", "none",
+         f'count(holdfast_fault_active{{{NODE},severity=~"degraded|fatal"}} > 0) '
+         f"or 0 * max(holdfast_build_info{{{NODE}}})", "no agent", RED_ABOVE_0),
     _now("Devices that answer", "Accelerators that their driver can ask.", "none",
          f"sum({_ACC}devices{{{NODE}}})", "no device"),
-    _now("Hottest device", "Where it is hottest; most GPUs slow down at some 87 degrees.",
-         "celsius", f"max({_ACC}temperature_celsius{{{NODE}}})", "no device",
+    _now("Hottest device", "Of its core; most GPUs slow down at some 87 degrees.",
+         "celsius", f'max({_ACC}temperature_celsius{{{NODE},sensor!~"memory|hotspot"}})', "no device",
          ((None, "green"), (83.0, "orange"), (87.0, "red"))),
     _now("Power of all devices", "What they draw together.", "watt",
          f"sum({_ACC}power_watts{{{NODE}}})", "no device"),
-    _now("Links down", "Of those that were up in the time shown.", "none",
+    _now("Links down", "Of those that were up in the last seven days.", "none",
          f"sum((1 - {_UP}) and {_WAS_UP})", "no link", RED_ABOVE_0),
     _now("Memory in use", "Share of the machine's memory that programs cannot have any more.",
          "percentunit", f"1 - {_HOST}memory_available_bytes{{{NODE}}} / "
@@ -210,7 +212,7 @@ ONE_NODE = Board("node", "Holdfast: node", "Devices, links, host and kernel on o
     _node("Device memory errors", "Corrected or not, since the driver was loaded.", "none",
           f'sum by (vendor, device) ({_ACC}ecc_errors_total{{{NODE},period="volatile"}})',
           _DEVICE, "no device that counts them")._replace(calcs=("lastNotNull",)),
-    Panel("Links that were down", "One bar a link, of those that were up before.", "none", (
+    Panel("Links that were down", "One bar a link, of those that were up in the last seven days.", "none", (
         (f"(1 - {_UP}) > 0 and {_WAS_UP}", "{{device}} {{port}}"),), quiet="none", bars=True),
     _node("Received", "Bytes a second by card.", "Bps",
           f"rate({_NET}receive_bytes_total{{{NODE}}}[$__rate_interval])", "{{device}}"),

@@ -166,7 +166,7 @@ def test_what_ddp_measures_of_its_sums_is_shown_of_a_script(runs: Runs, tmp_path
 
 
 def test_an_interrupt_leaves_nothing(runs: Runs) -> None:
-    run = runs.script("plain.py", "2000")
+    run = runs.script("plain.py", "2000", flags=("--nproc-per-node", "2", "--grace", "300"))
     run.wait_output("step 3 rank 1")
     os.killpg(run.process.pid, signal.SIGINT)
     assert run.wait() == 130, run.output
@@ -174,7 +174,7 @@ def test_an_interrupt_leaves_nothing(runs: Runs) -> None:
 
 
 def test_sigterm_is_a_preemption(runs: Runs) -> None:
-    run = runs.script("plain.py", "2000", flags=("--nproc-per-node", "2", "--grace", "5"))
+    run = runs.script("plain.py", "2000", flags=("--nproc-per-node", "2", "--grace", "300"))
     run.wait_output("step 3 rank 1")
     run.process.terminate()
     assert run.wait() == 75, run.output

@@ -258,7 +258,7 @@ def test_another_number_of_ranks_goes_on_with_the_same_batches(
 
 
 def test_an_interrupted_trainer_leaves_nothing(runs: Runs, work: Path) -> None:
-    run = train(runs, work, "job", 2, "steps=100000")
+    run = train(runs, work, "job", 2, "--grace", "300", "steps=100000")
     run.at_step(5)
     os.killpg(run.process.pid, signal.SIGINT)
     assert run.wait() == 130, run.output

@@ -480,6 +480,7 @@ class RankProcesses:
         """Ends a process on a command: politely when there is a grace, then for good."""
         process.by_us = True
         if grace_s <= 0:
+            process.kill_at_s = 0.0
             self.signal_group(process, signal.SIGKILL)
             return
         process.kill_at_s = time.monotonic() + grace_s

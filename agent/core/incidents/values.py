@@ -108,10 +108,11 @@ def _ranks(numbers: tuple[int, ...]) -> str:
 
 
 def recovered(
-    incident: Incident, now: Now, step: int, lost_s: float, detection_s: float, after_s: float
+    incident: Incident, now: Now, step: int, lost_s: float, phases_s: tuple[float, float],
+    after_s: float,
 ) -> Incident:
-    """Closed on the first step never finished before, with what it cost: the phases come to
-    `lost_s`, which the next fault may have cut short."""
+    """Closed on the first step never finished before, with what it cost.  `phases_s`: detection and
+    decision; with the restart they come to `lost_s`, which the next fault may have cut short."""
     lost = incident.lost_steps
     cost = f"cost {lost_s:.2f} s"
     where = f"training goes on at step {step}" if step else "the job runs again"
@@ -121,8 +122,8 @@ def recovered(
         where, cost = "training again", f"{cost}; {redone(incident)}"
     text = f"{where}, {after_s:.2f} s after the verdict; {cost}"
     closed = ended(incident, now, CLOSED, text)
-    detection_s = min(max(0.0, detection_s), lost_s)
-    decision_s = min(incident.decision_s, lost_s - detection_s)
+    detection_s = min(max(0.0, phases_s[0]), lost_s)
+    decision_s = min(phases_s[1], lost_s - detection_s)
     return msgspec.structs.replace(
         closed, lost_s=lost_s, detection_s=detection_s, decision_s=decision_s,
         restart_s=max(0.0, lost_s - detection_s - decision_s))

@@ -48,8 +48,8 @@ class Incident(Value, frozen=True, omit_defaults=False):
     closed_wall_s: float = 0.0
     lost_steps: int = 0  # -1: unknown, the job keeps its own checkpoints
     lost_s: float = 0.0  # from the last finished step before to the first new one after
-    detection_s: float = 0.0  # ... of it until the verdict
-    decision_s: float = 0.0  # ... from there to the plan of the generation that brought it back
+    detection_s: float = 0.0  # ... of it until the verdict; known when training goes on
+    decision_s: float = 0.0  # ... from there to the first plan
     restart_s: float = 0.0  # ... and from there on
     redo_s: float = 0.0  # a job that keeps its own checkpoints redoes at most this much
     would_have: str = ""  # what acting would have done, for observe-only detectors

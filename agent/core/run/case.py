@@ -136,7 +136,7 @@ class RunCase:
             # checkpoint.
             self.document.put(ctx, replace(
                 plan, park=why, saves=True,
-                park_after=self.recovery.park_after(ctx, ranks)), why)
+                park_after=self.recovery.park_after(ctx, ranks, saves=True)), why)
         draft = reconcile.park(plan, ctx.view, ctx.settings.stop_grace_s)
         if draft is not None and not self.recovery.park_is_over(ctx):
             ctx.emit(ctx.view.generation, draft)

@@ -164,8 +164,8 @@ class RunIncidents:
             changed = msgspec.structs.replace(
                 item.incident, lost_steps=-1 if unseen else lost,
                 redo_s=item.trained_s if unseen else 0.0,
-                decision_s=max(0.0, ctx.now.boot_s - item.seen_boot_s),
             )
+            item.planned_boot_s = item.planned_boot_s or ctx.now.boot_s
             changed = values.noted(changed, ctx.now, values.plan_line(plan))
             self.book.change(ctx, item, values.with_action(changed, effect_id))
 
@@ -216,8 +216,9 @@ class RunIncidents:
             later = [one.last_step_boot_s for one in waiting if one.seen_boot_s > item.seen_boot_s]
             lost_s = min([again_s, *later]) - item.last_step_boot_s
             detection_s = item.seen_boot_s - item.last_step_boot_s
+            decision_s = max(0.0, item.planned_boot_s - item.seen_boot_s)
             closed = values.recovered(
-                item.incident, ctx.now, step, max(0.0, lost_s), detection_s,
+                item.incident, ctx.now, step, max(0.0, lost_s), (detection_s, decision_s),
                 again_s - item.seen_boot_s,
             )
             self.book.end(ctx, item.incident.id, closed)

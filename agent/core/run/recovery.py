@@ -31,7 +31,8 @@ PARK_LIMIT_S, PARK_STEPS = 10.0, 4.0  # for ranks to come to the end of a step
 # Until every node has heard of it: a write, its watch, a step of each agent; and how old the word
 # of a launcher may be on where its ranks are.
 PARK_NOTICE_S = 1.5
-HEARD_LIMIT_S = PARK_LIMIT_S / 2  # what a silent node adds: the step is to come within the limit
+# What a silent node adds: the step is to come before they are stopped.
+HEARD_LIMIT_S, HEARD_SAVE_S = PARK_LIMIT_S / 2, SAVE_LIMIT_S / 2
 FAULT_GRACE_S = 1.0  # for the rest of a script's ranks when one of them failed
 LIVE = ("starting", "running")
 
@@ -287,7 +288,7 @@ class Recoveries:
             why = recovery.cause.reason
             self.ending.document.put(ctx, replace(
                 plan, park=why, saves=recovery.cause.saves,
-                park_after=self.park_after(ctx, ranks)), why)
+                park_after=self.park_after(ctx, ranks, recovery.cause.saves)), why)
         ctx.wake(LOOK_AGAIN_S)
         return True
 
@@ -297,11 +298,12 @@ class Recoveries:
         recovery = self.state.recovery
         if recovery is None or recovery.planned or not recovery.cause.parks:
             return False
-        limit_s = max(SAVE_LIMIT_S if recovery.cause.saves else PARK_LIMIT_S,
-                      PARK_STEPS * self.state.history.step_s)
+        saves, steps_s = recovery.cause.saves, PARK_STEPS * self.state.history.step_s
+        limit_s = max(SAVE_LIMIT_S if saves else PARK_LIMIT_S,
+                      PARK_NOTICE_S + (HEARD_SAVE_S if saves else HEARD_LIMIT_S) + steps_s)
         return ctx.now.boot_s - self.state.progress.broken_boot_s > limit_s
 
-    def park_after(self, ctx: Context, ranks: tuple[RankView, ...]) -> int:
+    def park_after(self, ctx: Context, ranks: tuple[RankView, ...], saves: bool) -> int:
         """The first step that no rank has ended when the last node hears of it: all ranks leave
         behind the same one, or the checkpoint on the way lacks somebody's part.  A node without
         ranks has none to leave, and one that was lost has not been heard of for long."""
@@ -309,7 +311,8 @@ class Recoveries:
         nodes = {node for _, node in plan.ranks} if plan else set[str]()
         heard_s = [ctx.now.boot_s - beat.boot_s for beat in ctx.observed.beats
                    if beat.run == self.state.run and beat.node in nodes]
-        ahead_s = PARK_NOTICE_S + min(HEARD_LIMIT_S, max(heard_s, default=0.0))
+        most_s = HEARD_SAVE_S if saves else HEARD_LIMIT_S
+        ahead_s = PARK_NOTICE_S + min(most_s, max(heard_s, default=0.0))
         step_s = self.state.history.step_s
         steps = ceil(ahead_s / step_s) if step_s > 0 else 0
         return max((r.step for r in ranks), default=0) + 2 + steps

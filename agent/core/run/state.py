@@ -144,6 +144,7 @@ class OpenIncident(Entry):
     trained_s: float = 0.0  # before it: more than this a script cannot have to redo
     is_note: bool = False  # stands until the run is over, and waits for nothing
     detector: str = ""  # whose note it is; "" = the gate's
+    planned_boot_s: float = 0.0  # when the first plan behind it was made; 0 = not yet
 
 
 class Incidents(msgspec.Struct, frozen=True):

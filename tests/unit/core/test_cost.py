@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 
 from holdfast.agent.core.detect.ranks.ended import Cause
@@ -81,14 +80,36 @@ def test_what_a_fault_costs_is_told_by_phase() -> None:
     assert one.lost_s == pytest.approx(2.75)
 
 
-def test_a_fault_that_the_next_one_overtakes_costs_until_then() -> None:
+def test_what_the_next_fault_cuts_short_was_a_restart() -> None:
+    lab = Lab()
+    lab.begin()
+    lab.train(20)
+    lab.kill(1)
+    lab.park(0, 20)
+    lab.settle()
+    lab.all(phase="startup", still_s=0.0)
+    lab.step(2.0)
+    lab.kill(1)
+    lab.park(0, 20)
+    lab.settle()
+    assert all(one.decision_s == 0.0 for one in lab.decision.incidents), "none is over"
+    lab.all(step=21, phase="data", still_s=0.0)
+    lab.step(3.0)
+    second, first = sorted(closed(lab), key=lambda one: -one.generation)
+    told = [(one.detection_s, one.decision_s, one.restart_s) for one in (first, second)]
+    assert told == [pytest.approx((0.0, 0.0, 2.0)), pytest.approx((0.0, 0.0, 3.0))]
+
+
+@pytest.mark.parametrize(("lost_s", "decision_s", "told"), [
+    (9.0, 3.0, (1.0, 3.0, 5.0)), (3.0, 3.0, (1.0, 2.0, 0.0)), (0.5, 3.0, (0.5, 0.0, 0.0)),
+    (9.0, 0.0, (1.0, 0.0, 8.0))])
+def test_the_phases_come_to_what_was_lost(
+    lost_s: float, decision_s: float, told: tuple[float, ...]
+) -> None:
     opened = values.opened(Cause(fault="x", generation=1, reason="x"), "r", 1, Now(10, 10, "b"),
                            True, "a")
-    told = [values.recovered(msgspec.structs.replace(opened, decision_s=decision_s),
-                             Now(20, 20, "b"), 7, lost_s, 1.0, 8.0)
-            for lost_s, decision_s in ((9.0, 3.0), (3.0, 3.0), (0.5, 3.0), (9.0, 0.0))]
-    assert [(one.detection_s, one.decision_s, one.restart_s) for one in told] == [
-        (1.0, 3.0, 5.0), (1.0, 2.0, 0.0), (0.5, 0.0, 0.0), (1.0, 0.0, 8.0)]
+    one = values.recovered(opened, Now(20, 20, "b"), 7, lost_s, (1.0, decision_s), 8.0)
+    assert (one.detection_s, one.decision_s, one.restart_s) == told
 
 
 @pytest.mark.parametrize("grade", ["script", "trainer"])

@@ -190,7 +190,7 @@ def test_evidence_is_waited_for_a_moment(node: str, limit_s: float) -> None:
 
 @pytest.mark.parametrize(("saves", "step_s", "limit_s"), [
     (False, 0.0, PARK_LIMIT_S), (True, 0.0, SAVE_LIMIT_S),
-    (False, 60.0, PARK_STEPS * 60.0)])
+    (False, 60.0, 6.5 + PARK_STEPS * 60.0)])
 def test_ranks_that_nothing_ails_come_to_the_end_of_their_step(
     saves: bool, step_s: float, limit_s: float
 ) -> None:
@@ -215,8 +215,24 @@ def test_all_leave_behind_a_step_that_is_still_ahead_when_the_last_node_hears_of
     way.state.history.step_s = step_s
     way.beats = (Beat("b", "r", 1, boot_s=BROKEN_S - heard_s), Beat("b", "other", 1, boot_s=0.0),
                  Beat("lost", "r", 1, boot_s=0.0))
-    assert way.recoveries.park_after(way.context(0.0), (rank(0, step=7), rank(1, step=9))) == after
-    assert way.recoveries.park_after(way.context(0.0), ()) == after - 9
+    ctx, ranks = way.context(0.0), (rank(0, step=7), rank(1, step=9))
+    assert way.recoveries.park_after(ctx, ranks, saves=False) == after
+    assert way.recoveries.park_after(ctx, (), saves=False) == after - 9
+    # What all are to save lacks the part of who hears of it too late.
+    more = 60 - 5 if heard_s > 60.0 else 0
+    assert way.recoveries.park_after(ctx, ranks, saves=True) == after + more
+
+
+@pytest.mark.parametrize("saves", [False, True])
+@pytest.mark.parametrize("step_s", [0.001, 0.1, 1.0, 2.0, 5.0, 30.0, 100.0])
+def test_the_step_behind_which_all_leave_comes_before_they_are_stopped(
+    saves: bool, step_s: float
+) -> None:
+    way = Way(fault="world_grows", rank=-1, node="", charged=False, parks=True, saves=saves)
+    way.state.history.step_s = step_s
+    way.beats = (Beat("b", "r", 1, boot_s=0.0),)
+    last = way.recoveries.park_after(way.context(0.0), (rank(0, step=9),), saves)
+    assert not way.recoveries.park_is_over(way.context((last - 9) * step_s))
 
 
 @pytest.mark.parametrize(("quick", "charged", "after_s", "ready"), [

@@ -241,6 +241,15 @@ def test_only_who_parked_and_is_kept_stays(trainer, parked):
     assert trainer.ranks.generation == 1  # until they are gone
 
 
+def test_a_rank_that_was_killed_for_one_plan_is_not_kept_by_the_next(trainer):
+    first, second = (trainer.ranks.by_rank()[rank] for rank in (0, 1))
+    orders(trainer).stop("id", {"generation": 1, "ranks": [], "grace_s": 5.0})
+    park(trainer, first, second)
+    trainer.ranks.begin(command(2))
+    trainer.ranks.begin(command(3, keep=(0, 1)))
+    assert first.by_us and second.by_us and trainer.ranks.generation == 1
+
+
 @pytest.mark.parametrize("over", [False, True])
 def test_who_parks_within_its_grace_lives_on_where_the_next_plan_keeps_it(trainer, over):
     # Its state is what the plan resumes from: ended all the same, nobody would hold that step.
