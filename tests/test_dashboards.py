@@ -208,8 +208,8 @@ def test_a_table_shows_the_colours_of_its_numbers_and_words() -> None:
 
 
 def test_a_link_that_was_never_up_is_not_down(tmp_path: Path) -> None:
-    """An empty port of a network card would be red for ever; one that went down before the time shown
-    is down all the same."""
+    """An empty port of a network card would be red for ever; one that went down before the time
+    shown is down all the same."""
     links = {"never": "0x120", "always": "1x120", "lately": "1x100 0x20", "back": "1x80 0x9 1x31"}
     asked = {one.title: one.queries[0][0] for one in boards.ONE_NODE.panels if "down" in one.title}
     tests = []

@@ -176,8 +176,8 @@ def _now(title: str, text: str, unit: str, expr: str, quiet: str = "",
 _ACC, _NET, _HOST = "holdfast_accelerator_", "holdfast_network_", "holdfast_host_"
 _DEVICE = "{{vendor}} {{device}}"
 _UP = f"{_NET}link_up{{{NODE}}}"
-# A port into which nothing was ever plugged is no fault.  Not by the time that is shown: in an hour's
-# view a link that went down two hours ago would be none.
+# A port into which nothing was ever plugged is no fault.  Not by the time that is shown: in an
+# hour's view a link that went down two hours ago would be none.
 _WAS_UP = f"max_over_time({_UP}[7d] @ end()) == 1"
 ONE_NODE = Board("node", "Holdfast: node", "Devices, links, host and kernel on one time line.", (
     _now("Faults", "Degraded or fatal, that its agent tells; the fleet's table names them.", "none",
@@ -185,8 +185,8 @@ ONE_NODE = Board("node", "Holdfast: node", "Devices, links, host and kernel on o
          f"or 0 * max(holdfast_build_info{{{NODE}}})", "no agent", RED_ABOVE_0),
     _now("Devices that answer", "Accelerators that their driver can ask.", "none",
          f"sum({_ACC}devices{{{NODE}}})", "no device"),
-    _now("Hottest device", "Of its core; most GPUs slow down at some 87 degrees.",
-         "celsius", f'max({_ACC}temperature_celsius{{{NODE},sensor!~"memory|hotspot"}})', "no device",
+    _now("Hottest device", "Of its core; most GPUs slow down at some 87 degrees.", "celsius",
+         f'max({_ACC}temperature_celsius{{{NODE},sensor!~"memory|hotspot"}})', "no device",
          ((None, "green"), (83.0, "orange"), (87.0, "red"))),
     _now("Power of all devices", "What they draw together.", "watt",
          f"sum({_ACC}power_watts{{{NODE}}})", "no device"),
@@ -212,8 +212,9 @@ ONE_NODE = Board("node", "Holdfast: node", "Devices, links, host and kernel on o
     _node("Device memory errors", "Corrected or not, since the driver was loaded.", "none",
           f'sum by (vendor, device) ({_ACC}ecc_errors_total{{{NODE},period="volatile"}})',
           _DEVICE, "no device that counts them")._replace(calcs=("lastNotNull",)),
-    Panel("Links that were down", "One bar a link, of those that were up in the last seven days.", "none", (
-        (f"(1 - {_UP}) > 0 and {_WAS_UP}", "{{device}} {{port}}"),), quiet="none", bars=True),
+    Panel("Links that were down", "One bar a link, of those that were up in the last seven days.",
+          "none", ((f"(1 - {_UP}) > 0 and {_WAS_UP}", "{{device}} {{port}}"),), quiet="none",
+          bars=True),
     _node("Received", "Bytes a second by card.", "Bps",
           f"rate({_NET}receive_bytes_total{{{NODE}}}[$__rate_interval])", "{{device}}"),
     _node("Memory available", "What programs can have without swapping.", "bytes",
