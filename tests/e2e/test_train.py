@@ -35,9 +35,9 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def train(runs: Runs, work: Path, name: str, nproc: int = 2, *more: str,
-          **environ: str) -> Run:
+          flags: tuple[str, ...] = (), **environ: str) -> Run:
     checkpoints = f"checkpoint.dir={runs.home / name / 'ckpt'}"
-    return runs.start("train", "--nproc-per-node", str(nproc), f"work_dir={work}", *SMALL,
+    return runs.start("train", "--nproc-per-node", str(nproc), *flags, f"work_dir={work}", *SMALL,
                       checkpoints, *more, name=name, **environ)
 
 
@@ -258,7 +258,7 @@ def test_another_number_of_ranks_goes_on_with_the_same_batches(
 
 
 def test_an_interrupted_trainer_leaves_nothing(runs: Runs, work: Path) -> None:
-    run = train(runs, work, "job", 2, "--grace", "300", "steps=100000")
+    run = train(runs, work, "job", 2, "steps=100000", flags=("--grace", "300"))
     run.at_step(5)
     os.killpg(run.process.pid, signal.SIGINT)
     assert run.wait() == 130, run.output
