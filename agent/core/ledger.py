@@ -5,6 +5,9 @@ the interval began, for a change of levels brings the next step at once.  Severa
 share each interval in equal parts, and within a run's part the phases that its ranks account for
 divide it.  A gap of the boot clock (the agent was down or frozen) is `unknown`, whatever was going
 on.
+
+Whether a second was training shows when its step is finished.  Until then it is open, and a fault
+makes it `detection`, from the last finished step on.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ CATEGORIES = (
     "checkpoint_stall",  # a step waits for its checkpoint; writing in the background is training
     "evaluation",
     "health_check",  # nothing trains until checks of this node are made
-    "detection",  # from the last step to the verdict
+    "detection",  # from the last finished step to the verdict
     "recovery",  # from the verdict to the first new step
     "recomputing",  # steps that were done before
     "maybe_recomputing",  # ... or not: a script's own checkpoint alone knows
@@ -37,7 +40,11 @@ RENAMED = {"checkpoint": "checkpoint_stall", "redone": "recomputing",
 OF_PHASE = {"compile": "compile", "checkpoint": "checkpoint_stall", "eval": "evaluation",
             "collective": "collective_wait"}
 DETECTION = "detection"
-WAITING = "waiting"  # no category: held until it is known what the stillness was
+WAITING = "waiting"  # no category: it is not known yet what the stillness is
+REDONE = ("recomputing", "maybe_recomputing")
+STEPPING = ("training", "collective_wait", *REDONE, WAITING)  # open until the step is over
+IN_STEP = (*STEPPING, "compile", "checkpoint_stall", "evaluation")
+FAULTY = (DETECTION, "recovery", "paused", "idle_no_spare")  # the step is never finished
 GAP_S = 10.0  # a step is due every second; ten missing are a gap
 RUNS_MAX = 64
 DIVIDED = ("training", "checkpoint_stall", "evaluation")  # by the ranks' own accounts
@@ -71,6 +78,17 @@ class Phases(Value, frozen=True):
     generation: int = 0
     ranks: tuple[int, ...] = ()
     seconds: dict[str, float] = {}  # phase ->
+    step: int = 0  # least over them; 0 = none is finished, or they show no steps
+    still_s: float = 0.0  # most over them
+
+    def behind_s(self, before: Phases) -> float:
+        """How long ago the last step was finished that was not finished at `before`; infinite
+        where there is none.  Before the first, and of what shows no steps, nothing is open."""
+        if not self.step:
+            return 0.0
+        same = (self.generation, self.ranks, self.step) == (
+            before.generation, before.ranks, before.step)
+        return float("inf") if same else max(0.0, self.still_s)
 
     def shares(self, before: Phases) -> dict[str, float]:
         """Of the time since `before`, the share of each category that is not the work itself; {}
@@ -88,22 +106,25 @@ class Phases(Value, frozen=True):
 
 
 class Ledger(msgspec.Struct):
-    """Settled seconds of one node and of each of its runs."""
+    """Settled and open seconds of one node and of each of its runs."""
 
     node: dict[str, float] = {}
     runs: dict[str, dict[str, float]] = {}
     doing: dict[str, str] = {}
-    held: dict[str, float] = {}  # run -> seconds of a stillness that is not explained yet
+    open: dict[str, dict[str, float]] = {}  # run -> category -> seconds since its last step
     last_boot_s: float = -1.0
     boot_id: str = ""
     resting: str = "idle"  # what the node does where no run is busy
     phases: dict[str, Phases] = {}  # run -> as of the last call
+    held: dict[str, float] = {}  # run -> seconds; of memory that older releases wrote
 
     def __post_init__(self) -> None:
         for table in (self.node, *self.runs.values()):
             for old, new in RENAMED.items():
                 if old in table:
                     table[new] = table.get(new, 0.0) + table.pop(old)
+        for run in list(self.held):
+            self._book(run, DETECTION, self.held.pop(run))
 
     def settle(
         self, boot_s: float, boot_id: str, doing: dict[str, str], resting: str = "idle",
@@ -117,59 +138,82 @@ class Ledger(msgspec.Struct):
         first = self.last_boot_s < 0 or boot_id != self.boot_id or boot_s < self.last_boot_s
         elapsed_s = 0.0 if first else boot_s - self.last_boot_s
         self.last_boot_s, self.boot_id = boot_s, boot_id
-        if elapsed_s <= 0:
-            return
         if elapsed_s > GAP_S:
             busy = dict.fromkeys(before, "unknown") or {"": "unknown"}
         else:
             busy = {r: c for r, c in before.items() if c != "idle"} or {"": rested}
-        share_s = elapsed_s / len(busy)
-        for run in sorted(busy):
-            if busy[run] == WAITING:
-                self.held[run] = self.held.get(run, 0.0) + share_s
-            elif busy[run] in DIVIDED and run in self.phases and run in shown:
-                self._divide(run, busy[run], share_s, self.phases[run].shares(shown[run]))
-            else:
-                self._book(run, busy[run], share_s)
-        self._settle_held(doing)
+        for run in sorted(busy) if elapsed_s > 0 else ():
+            now, then = self.phases.get(run, Phases()), shown.get(run, Phases())
+            self._spend(run, busy[run], elapsed_s, elapsed_s / len(busy), now, then)
+        for run in list(self.open):
+            self._resolve(run, before.get(run), doing.get(run))
         for run in sorted(self.runs)[: max(0, len(self.runs) - RUNS_MAX)]:
             if run not in doing:
                 del self.runs[run]
 
-    def held_s(self) -> float:
-        """Seconds in `node_rows` that are not settled: they may yet turn out to be training."""
-        return sum(self.held.values())
+    def open_rows(self) -> tuple[tuple[str, float], ...]:
+        """What of `node_rows` is not settled: it may yet turn out to be something else."""
+        rows: dict[str, float] = {}
+        for run in self.open:
+            for name, seconds in self._shown(run).items():
+                self._add(rows, name, seconds)
+        return tuple((name, rows[name]) for name in CATEGORIES if name in rows)
 
     def node_rows(self) -> tuple[tuple[str, float], ...]:
         """All seconds; a stillness not explained yet is shown as detection."""
-        rows = {**self.node, DETECTION: self.node.get(DETECTION, 0.0) + self.held_s()}
-        return tuple((c, rows.get(c, 0.0)) for c in CATEGORIES)
+        rows = dict(self.open_rows())
+        return tuple((c, self.node.get(c, 0.0) + rows.get(c, 0.0)) for c in CATEGORIES)
 
     def run_rows(self) -> tuple[tuple[str, str, float], ...]:
         rows = []
-        for run in sorted({*self.runs, *self.held}):
+        for run in sorted({*self.runs, *self.open}):
             own = dict(self.runs.get(run, {}))
-            if run in self.held:
-                own[DETECTION] = own.get(DETECTION, 0.0) + self.held[run]
+            for name, seconds in self._shown(run).items():
+                self._add(own, name, seconds)
             rows += [(run, category, own[category]) for category in CATEGORIES if category in own]
         return tuple(rows)
 
-    def _divide(
-        self, run: str, category: str, seconds: float, shares: dict[str, float]
+    def _spend(
+        self, run: str, category: str, elapsed_s: float, share_s: float, now: Phases, then: Phases
     ) -> None:
-        """The ranks' accounts are exact where a level is what was so at one moment of the
-        interval."""
-        if not shares:
-            return self._book(run, category, seconds)
-        for name, share in shares.items():
-            self._book(run, name, seconds * share)
-        self._book(run, "training", seconds * max(0.0, 1.0 - sum(shares.values())))
+        """One run's share of an interval: settled, but for what came behind its last step."""
+        behind_s = now.behind_s(then)
+        if behind_s <= elapsed_s and category != WAITING:
+            self._close(run)
+        later = 1.0 if category == WAITING else min(1.0, behind_s / elapsed_s)
+        for name, seconds in _divided(category, share_s, now, then).items():
+            open_s = seconds * later if name in STEPPING else 0.0
+            if open_s > 0.0:
+                self._add(self.open.setdefault(run, {}), name, open_s)
+            if open_s < seconds:
+                self._book(run, name, seconds - open_s)
 
-    def _settle_held(self, doing: dict[str, str]) -> None:
+    def _resolve(self, run: str, before: str | None, doing: str | None) -> None:
         """A stillness that ended by itself was a slow step; one that led to a fault was not."""
-        for run in [run for run in self.held if doing.get(run) != WAITING]:
-            slow = doing.get(run) not in (None, "recovery", DETECTION, "unknown")
-            self._book(run, "training" if slow else DETECTION, self.held.pop(run))
+        gone = doing in (None, "unknown")
+        if doing in FAULTY or gone and before == WAITING:
+            self._book(run, DETECTION, sum(self.open.pop(run).values()))
+        elif doing not in IN_STEP or doing != WAITING and not self.phases.get(run, Phases()).step:
+            self._close(run)
+
+    def _close(self, run: str) -> None:
+        """Its step is finished, or nothing says that it will not be."""
+        for name, seconds in self._as_stepping(self.open.pop(run, {})).items():
+            self._book(run, name, seconds)
+
+    def _shown(self, run: str) -> dict[str, float]:
+        parts = self.open.get(run, {})
+        if self.doing.get(run) == WAITING:
+            return {DETECTION: sum(parts.values())}
+        return self._as_stepping(parts)
+
+    def _as_stepping(self, parts: dict[str, float]) -> dict[str, float]:
+        """A wait that was a slow step is of the kind of the seconds around it."""
+        found = dict(parts)
+        if WAITING in found:
+            kind = next((name for name in REDONE if name in found), "training")
+            self._add(found, kind, found.pop(WAITING))
+        return found
 
     def _book(self, run: str, category: str, seconds: float) -> None:
         self._add(self.node, category, seconds)
@@ -178,6 +222,15 @@ class Ledger(msgspec.Struct):
 
     def _add(self, table: dict[str, float], category: str, seconds: float) -> None:
         table[category] = table.get(category, 0.0) + seconds
+
+
+def _divided(category: str, seconds: float, now: Phases, then: Phases) -> dict[str, float]:
+    """The ranks' accounts are exact where a level is what was so at one moment of the interval."""
+    shares = now.shares(then) if category in DIVIDED else {}
+    if not shares:
+        return {category: seconds}
+    rest = max(0.0, 1.0 - sum(shares.values()))
+    return {name: seconds * share for name, share in shares.items()} | {"training": seconds * rest}
 
 
 def category(case: Doing) -> str:

@@ -546,7 +546,7 @@ class Node:
             incidents=tuple(shown[i] for i in sorted(shown)),
             plans=tuple(p for _, p in plans if p is not None),
             reasons=tuple((c.view.run, c.reason) for c in contexts),
-            ledger=self.kept.ledger.node_rows(), ledger_held_s=self.kept.ledger.held_s(),
+            ledger=self.kept.ledger.node_rows(), ledger_open=self.kept.ledger.open_rows(),
             run_ledger=self.kept.ledger.run_rows(),
             detector_counts=tuple((key[0], key[2], n) for key, n in counts),
             next_step_s=max(0.01, min(waits)), paused=self.kept.paused, answers=answers,

@@ -394,15 +394,17 @@ class RunCase:
         current = self.document.current(ctx)
         mine = [r for r in view.ranks if current and r.generation == current.generation]
         live = [r for r in mine if r.state in LIVE]
-        recovers = state.recovery is not None
+        recovery = state.recovery
+        parks = recovery is not None and recovery.cause.parks and not recovery.planned
         self.phases = _phases(live)
         idle = state.suspects.suspended and all(
             r.proc_state == "T" or r.still_s > STILL_S for r in live)
         return ledger.category(ledger.Doing(
-            connected=view.connected, live=bool(live), known=recovers,
+            connected=view.connected, live=bool(live), known=recovery is not None,
             over=view.state == "done" or state.finish_code >= 0 or idle,
             fault_paused=state.held.rests and state.cause is not None,
-            broken=recovers or any(r.ended for r in mine),
+            # Ranks that are to leave at the end of a step train on until then.
+            broken=recovery is not None and not (parks and live) or any(r.ended for r in mine),
             checked=not live and (ctx.in_flight.busy(node_subject(view.node, "checks"))
                                   or ctx.in_flight.busy(drafts.peers_subject(view.run))
                                   or self.state.gate.held_boot_s > 0.0),
@@ -430,7 +432,9 @@ def _phases(live: list[RankView]) -> ledger.Phases:
     for rank in live:
         for phase, seconds in rank.phase_s:
             total[phase] = total.get(phase, 0.0) + seconds
-    return ledger.Phases(live[0].generation, tuple(rank.rank for rank in live), total)
+    return ledger.Phases(
+        live[0].generation, tuple(rank.rank for rank in live), total,
+        min(rank.step for rank in live), max(rank.still_s for rank in live))
 
 
 def _phase(rank: RankView, view: RunView) -> str:

@@ -17,7 +17,8 @@ from .driver import Cluster, Lab, replace
 SECONDS = st.floats(0.0, 1e6, allow_nan=False)
 ODD = st.floats(allow_nan=True, allow_infinity=True)
 PHASES = st.dictionaries(st.sampled_from([*ledger.OF_PHASE, "forward_backward", "data"]), ODD)
-ACCOUNTS = st.builds(Phases, st.integers(0, 2), st.sampled_from([(), (0,), (0, 1)]), PHASES)
+ACCOUNTS = st.builds(Phases, st.integers(0, 2), st.sampled_from([(), (0,), (0, 1)]), PHASES,
+                     st.integers(0, 2), st.floats(0.0, 40.0))
 DOING = st.dictionaries(st.sampled_from(["a", "b"]), st.sampled_from(
     [*CATEGORIES, ledger.WAITING]))
 STEP = st.tuples(
@@ -29,12 +30,16 @@ STEP = st.tuples(
 def test_the_categories_sum_to_the_wall_time_whatever_pages_say(
     steps: list[tuple[float, dict[str, str], dict[str, Phases], str]],
 ) -> None:
-    book, now_s = Ledger(), 100.0
+    book, now_s, before = Ledger(), 100.0, dict.fromkeys(CATEGORIES, 0.0)
     book.settle(now_s, "b", {})
     for elapsed_s, doing, phases, resting in steps:
         now_s += elapsed_s
         book.settle(now_s, "b", doing, resting, phases)
-        rows = dict(book.node_rows())
+        rows, still_open = dict(book.node_rows()), dict(book.open_rows())
+        settled = {name: seconds - still_open.get(name, 0.0) for name, seconds in rows.items()}
+        assert all(settled[name] >= before[name] - 1e-9 for name in rows), "a counter went back"
+        assert {run for run in book.open if run not in doing} == set()
+        before = settled
         assert set(rows) == set(CATEGORIES) and all(s >= 0.0 for s in rows.values())
         assert math.isclose(sum(rows.values()), now_s - 100.0, rel_tol=1e-9, abs_tol=1e-9)
         again = msgspec.json.decode(msgspec.json.encode(book.node), type=dict[str, float])
@@ -60,6 +65,102 @@ def test_steps_that_are_done_again_are_recomputing_in_all_their_phases() -> None
     assert book.node == {"recomputing": 1.0}
 
 
+def spent(*looks: tuple[float, str, int, float]) -> Ledger:
+    """What a run of one rank comes to: (when, what it does from then on, steps done, still for)."""
+    book = Ledger()
+    for boot_s, doing, step, still_s in looks:
+        shown = Phases(1, (0,), {}, step, still_s)
+        book.settle(boot_s, "b", {"r": doing}, phases={"r": shown})
+    return book
+
+
+def rows(book: Ledger) -> dict[str, float]:
+    of_run = {name: s for _, name, s in book.run_rows() if s}
+    assert of_run == {name: s for name, s in book.node_rows() if s}
+    return of_run
+
+
+@pytest.mark.parametrize(("then", "booked"), [
+    ("recovery", {"training": 1.75, "detection": 3.25}),
+    ("detection", {"training": 1.75, "detection": 3.25}),
+    ("paused", {"training": 1.75, "detection": 3.25}),
+    ("idle_no_spare", {"training": 1.75, "detection": 3.25}),
+    ("unknown", {"training": 1.75, "detection": 3.25}),
+    ("training", {"training": 5.0}), ("idle", {"training": 5.0}),
+    ("evaluation", {"training": 5.0}),
+])
+def test_a_stillness_is_booked_from_the_last_step_on(then: str, booked: dict[str, float]) -> None:
+    looks = [(0.0, "training", 4, 0.0), (1.0, "training", 9, 0.1), (2.0, "training", 14, 0.25),
+             (3.0, "training", 14, 1.25), (3.5, ledger.WAITING, 14, 1.75)]
+    book = spent(*looks)
+    assert rows(book) == pytest.approx({"training": 1.75, "detection": 1.75})
+    assert dict(book.open_rows()) == pytest.approx({"detection": 1.75})
+    book = spent(*looks, (5.0, then, 14, 3.25))
+    assert rows(book) == pytest.approx(booked)
+
+
+@pytest.mark.parametrize(("then", "booked"), [
+    ("recovery", {"training": 10.0, "detection": 30.0}), ("training", {"training": 40.0}),
+    ("unknown", {"training": 40.0}), ("startup", {"training": 40.0}),
+])
+def test_the_step_that_a_fault_cuts_short_was_no_training(
+    then: str, booked: dict[str, float]
+) -> None:
+    """Its ranks moved on from phase to phase; the step of 35 s was never finished."""
+    book = spent((0.0, "training", 4, 0.0), (10.0, "training", 5, 0.0),
+                 *((10.0 + at, "training", 5, 0.5) for at in range(5, 30, 5)), (40.0, then, 5, 0.5))
+    assert rows(book) == pytest.approx(booked)
+
+
+def test_what_is_trained_behind_the_last_step_is_open_until_the_next() -> None:
+    looks = [(0.0, "training", 4, 0.0), (8.0, "training", 5, 2.0)]
+    book = spent(*looks)
+    assert dict(book.open_rows()) == pytest.approx({"training": 2.0})
+    book = spent(*looks, (9.0, "checkpoint_stall", 5, 0.0), (13.0, "training", 5, 0.0))
+    assert dict(book.open_rows()) == pytest.approx({"training": 3.0})
+    assert rows(book) == pytest.approx({"training": 9.0, "checkpoint_stall": 4.0})
+    book = spent(*looks, (9.0, "training", 6, 0.0))
+    assert book.open_rows() == ()
+
+
+def test_a_slow_step_that_is_done_again_stays_one() -> None:
+    book = spent((0.0, "recomputing", 4, 0.0), (4.0, ledger.WAITING, 4, 4.0),
+                 (8.0, "recomputing", 4, 0.0), (9.0, "recomputing", 5, 0.0))
+    assert rows(book) == {"recomputing": 9.0}
+    assert book.open_rows() == ()
+
+
+def test_of_a_script_that_shows_no_steps_nothing_is_open() -> None:
+    book = spent((0.0, "training", 0, 0.0), (9.0, "training", 0, 9.0))
+    assert rows(book) == {"training": 9.0} and book.open_rows() == ()
+    book = spent((0.0, "training", 0, 0.0), (9.0, "training", 0, 9.0), (10.0, "recovery", 0, 0.0))
+    assert rows(book) == {"training": 10.0}
+
+
+@pytest.mark.parametrize("stood_s", [0.5, 2.5])
+def test_a_fault_costs_the_ledger_what_its_incident_says_phase_by_phase(stood_s: float) -> None:
+    lab = Lab()
+    lab.begin()
+    lab.train(20)
+    before = {name: seconds for _, name, seconds in lab.decision.run_ledger}
+    for _ in range(round(stood_s / 0.25)):
+        lab.all(still_s=lab.rank(0).still_s + 0.25)
+        lab.step(0.25)
+    lab.kill(1)
+    lab.step()
+    lab.boot_s += 0.25
+    lab.park(0, 20)
+    lab.settle()
+    lab.all(step=21, phase="data", still_s=0.0)
+    lab.step(2.0)
+    (one,) = [one for one in lab.incidents.values() if one.lost_s]
+    after = {name: seconds for _, name, seconds in lab.decision.run_ledger}
+    assert one.detection_s == pytest.approx(stood_s)
+    assert after["detection"] == pytest.approx(one.detection_s)
+    assert after["recovery"] == pytest.approx(one.decision_s + one.restart_s)
+    assert after["training"] == pytest.approx(before["training"])
+
+
 @pytest.mark.parametrize(("doing", "name"), [
     (Doing(live=True, phases=("forward_backward",), step=5, step_s=0.1), "training"),
     (Doing(checked=True), "health_check"), (Doing(no_spare=True), "idle_no_spare"),
@@ -83,6 +184,13 @@ def test_memory_of_an_older_release_keeps_its_seconds() -> None:
     assert book.node == {"checkpoint_stall": 2.0, "recomputing": 1.0, "idle": 4.0}
     assert sum(seconds for _, seconds in book.node_rows()) == 7.0
     assert book.runs == {"r": {"recomputing": 1.0}}
+
+
+def test_a_stillness_that_an_older_release_held_is_detection() -> None:
+    old = b'{"node": {"training": 2.0}, "runs": {"r": {"training": 2.0}}, "held": {"r": 3.0}}'
+    book = msgspec.json.decode(old, type=Ledger)
+    assert book.node == {"training": 2.0, "detection": 3.0} == book.runs["r"]
+    assert msgspec.json.decode(msgspec.json.encode(book), type=Ledger) == book
 
 
 def test_a_run_that_too_few_nodes_can_take_is_idle_without_a_spare() -> None:
@@ -151,7 +259,7 @@ def test_what_ranks_account_for_is_summed_over_those_that_live() -> None:
     lab.kill(2)
     lab.step(0.01)
     told = lab.node.cases["r"].phases
-    assert told == Phases(1, (0, 1), {"data": 1.5, "forward_backward": 2.0})
+    assert told == Phases(1, (0, 1), {"data": 1.5, "forward_backward": 2.0}, 3)
     lab.kill(0)
     lab.kill(1)
     lab.step(0.01)
