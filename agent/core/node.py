@@ -222,11 +222,13 @@ class Node:
         self.repairs.step(whole, self.cases, paused, self.kept.exclusions)
         stale_locks.step(whole, conditions, self.kept.unlocked, paused)
         checking = self.kept.in_flight.busy(node_subject(self.name, "checks"))
+        seen = {view.run for view in observed.runs}
+        doing |= {run: "startup" for run in observed.coming if run not in seen}
         self.kept.ledger.settle(
             now.boot_s, now.boot_id, doing, "health_check" if checking else "idle",
             {run: self.cases[run].phases for run in doing if run in self.cases})
-        self._leave(whole, {v.run for v in observed.runs})
-        self._forget({v.run for v in observed.runs})
+        self._leave(whole, seen)
+        self._forget(seen)
         answers = self._answers(whole, contexts)
         decision = self._decision(now, contexts, effects, verdicts, changed, answers)
         return msgspec.structs.replace(decision, beats=self._gated(sent, observed),

@@ -375,6 +375,7 @@ class Daemon:
         samples = state.runner.known() if state.runner is not None else Readings()
         observed = Observed(
             runs=self.launchers.run_views(now_s, is_tick),
+            coming=self.launchers.coming(),
             samples=samples,
             events=state.kernel.events(now.boot_s),
             store=self.store.view(),

@@ -30,6 +30,7 @@ from .rank_monitor import RankMonitor, pidfd_pid
 from .run_session import RunSession, Where, explained
 
 HELLO_S = 5.0  # a launcher says who it is at once; who does not only holds a place
+COMING_S = 60.0  # ... or for whom it comes, and imports: torch from a cold network disk takes this
 ACCEPTS_PER_WAKE = 64
 PACKETS_PER_WAKE = 4  # of one launcher: it cannot keep the loop for itself
 OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)  # of accept
@@ -77,6 +78,9 @@ class LauncherServer:
         self._socket: socket.socket | None = None
         self._connections: dict[Connection, RunSession | None] = {}
         self._runs: dict[str, RunSession] = {}
+        # A private agent is started by its run's launcher, which greets it after its imports.
+        self._awaited = only_run
+        self._coming: dict[Connection, str] = {}
 
     # ------------------------------------------------------------- the socket
 
@@ -138,9 +142,10 @@ class LauncherServer:
     def _drop_silent(self, now_s: float) -> None:
         """Ends connections without a run: those that never said hello, or were refused."""
         for connection, session in list(self._connections.items()):
-            if session is None and now_s - connection.since_s > HELLO_S:
+            limit_s = COMING_S if connection in self._coming else HELLO_S
+            if session is None and now_s - connection.since_s > limit_s:
                 self.listener.on_error("hello", f"{user_name(connection.uid)}: a connection that "
-                                       f"served no run for {HELLO_S:g} s was ended")
+                                       f"served no run for {limit_s:g} s was ended")
                 self.drop(connection)
 
     def readable(self, connection: Connection) -> None:
@@ -182,6 +187,7 @@ class LauncherServer:
         if connection not in self._connections:
             return
         session = self._connections.pop(connection)
+        self._coming.pop(connection, None)
         connection.close()
         if session is not None and session.connection is connection:
             session.connection = None
@@ -194,6 +200,9 @@ class LauncherServer:
     def _packet(self, connection: Connection, packet: protocol.Packet, fds: list[int]) -> None:
         if isinstance(packet, protocol.Hello):
             self._hello(connection, packet)
+            return
+        if isinstance(packet, protocol.Coming):
+            self._comes(connection, packet.run)
             return
         session = self._connections.get(connection)
         if session is None or session.connection is not connection:
@@ -208,6 +217,16 @@ class LauncherServer:
             self.listener.rank_reported(session.hello.run, packet)
         else:
             self._bye(connection, session)
+
+    def _comes(self, connection: Connection, run: str) -> None:
+        old = self._runs.get(run)
+        why_not = protocol.refused_name(run)
+        if old is not None and old.uid != connection.uid:
+            why_not = f"run {run} belongs to {user_name(old.uid)}"
+        if why_not or self._connections[connection] is not None:
+            raise ValueError(why_not or "who serves a run has come already")
+        self._coming[connection] = run
+        self.listener.wake("coming")
 
     def _hello(self, connection: Connection, hello: protocol.Hello) -> None:
         why_not = protocol.refusal(hello, self.many_nodes)
@@ -238,6 +257,8 @@ class LauncherServer:
                 session.registered_boot_s = old.registered_boot_s
             self._forget_monitors(old)
         session.connection = connection
+        self._awaited = ""
+        self._coming.pop(connection, None)
         self._connections[connection] = session
         self._runs[hello.run] = session
         connection.send({
@@ -394,6 +415,10 @@ class LauncherServer:
         named = (path for session in self.sessions() for path in session.hello.compile_caches)
         caches = sorted({path for path in named if path.startswith("/") and "\0" not in path})
         return tuple(caches[:CACHES_MAX])
+
+    def coming(self) -> tuple[str, ...]:
+        """Runs whose launchers import, and are greeted in a moment."""
+        return tuple(sorted({*self._coming.values(), *filter(None, (self._awaited,))}))
 
     def runs(self) -> tuple[str, ...]:
         return tuple(self._runs)

@@ -84,9 +84,11 @@ class Launcher:
         self.terminal.say(self.spec.first_line(self.state.log_dir))
         if self.link.tend():  # a private agent starts while this process imports
             # One that is there already is greeted after the imports: a hello has a deadline.
-            self.link.drop()
+            self.commands.tell({"t": "coming", "run": self.spec.run})
         try:
             self.preload()
+            if self.link.channel is not None:
+                self.link.drop()
             if self.spec.program.trainer:
                 self.ranks.prepare()
             while self.state.exit_code is None:
@@ -110,6 +112,7 @@ class Launcher:
             self.terminal.say(problem, "warn")
 
     def leave(self) -> None:
+        self.link.drop()  # it was never greeted
         self.end()
         os._exit(self.ending.code())
 

@@ -13,7 +13,7 @@ import sys
 import time
 
 import pytest
-from fakes import rank_level, serve, until
+from fakes import FakeLauncher, rank_level, serve, until
 from waiting import wait_for
 
 from holdfast.agent.launchers import connection, protocol, rank_monitor
@@ -452,6 +452,47 @@ def test_who_does_not_say_hello_is_ended(agent, tmp_path, monkeypatch):
         served.close()
 
     serve(scenario, agent, tmp_path, agent__tick_s=0.1)
+
+
+def test_whose_launcher_still_imports_is_seen_as_coming(agent, tmp_path, monkeypatch):
+    monkeypatch.setattr("holdfast.agent.launchers.server.HELLO_S", 0.2)
+    monkeypatch.setattr("holdfast.agent.launchers.server.COMING_S", 1.0)
+
+    async def scenario(daemon, node, launch):
+        first, late, served = launch(), launch(), launch(run="served")
+        first.send(t="coming", run="a")
+        late.send(t="coming", run="late")
+        await until(lambda: node.seen and node.seen[-1].coming == ("a", "late"))
+        first.hello()
+        await first.receive("welcome")
+        await until(lambda: node.seen[-1].coming == ("late",))
+        with pytest.raises(ConnectionError):  # its time is longer than a silent one's, and ends
+            await late.receive("welcome")
+        await until(lambda: node.seen[-1].coming == ())
+        served.close()
+        served = launch(run="served")
+        served.hello()
+        await served.receive("welcome")
+        for name, why in (("../x", "without '/'"), ("b", "come already")):
+            served.send(t="coming", run=name)
+            assert why in (await served.receive("error"))["error"]
+        for launcher in (first, late, served):
+            launcher.close()
+
+    serve(scenario, agent, tmp_path, agent__tick_s=0.1)
+
+
+def test_a_private_agent_awaits_its_run_until_the_first_hello(agent, tmp_path):
+    async def scenario():
+        async with agent(private=True, run="r") as (daemon, node):
+            await until(lambda: node.seen and node.seen[-1].coming == ("r",))
+            launcher = FakeLauncher(tmp_path / "run" / "agent.sock", run="r")
+            launcher.hello()
+            await launcher.receive("welcome")
+            launcher.close()
+            await until(lambda: node.seen[-1].coming == ())
+
+    asyncio.run(scenario())
 
 
 def test_the_socket_is_seqpacket(agent, tmp_path):

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from holdfast.agent.core import ledger
 from holdfast.agent.core.ledger import CATEGORIES, Doing, Ledger, Phases, category
+from holdfast.agent.core.model import Now, Observed, Settings
+from holdfast.agent.core.node import Node
 
 from .driver import Cluster, Lab, replace
 
@@ -191,6 +193,15 @@ def test_a_stillness_that_an_older_release_held_is_detection() -> None:
     book = msgspec.json.decode(old, type=Ledger)
     assert book.node == {"training": 2.0, "detection": 3.0} == book.runs["r"]
     assert msgspec.json.decode(msgspec.json.encode(book), type=Ledger) == book
+
+
+def test_a_launcher_that_imports_is_startup_of_its_run() -> None:
+    node = Node("a", Settings(), {})
+    for boot_s, coming in ((100.0, ("r",)), (102.0, ("r",)), (103.0, ()), (104.0, ())):
+        decision = node.step(Now(boot_s=boot_s, wall_s=boot_s, boot_id="b"),
+                             Observed(coming=coming))
+    assert decision.run_ledger == (("r", "startup", 3.0),)
+    assert {name: s for name, s in decision.ledger if s} == {"startup": 3.0, "idle": 1.0}
 
 
 def test_a_run_that_too_few_nodes_can_take_is_idle_without_a_spare() -> None:
