@@ -42,10 +42,12 @@ class EndedRun(NamedTuple):
         return next(one for one in listed if one["id"] == wanted)
 
     def _ledger(self) -> dict[str, Any]:
-        ledger = self.past.ledger
-        return {
-            "categories": ledger.node, "wall_s": sum(ledger.node.values()), "runs": ledger.runs,
-            "attempts": len(self.past.attempts)}
+        ledger, runs = self.past.ledger, dict[str, dict[str, float]]()
+        for run, category, seconds in ledger.run_rows():
+            runs.setdefault(run, {})[category] = seconds
+        categories = {name: seconds for name, seconds in ledger.node_rows() if seconds}
+        return {"categories": categories, "wall_s": sum(categories.values()), "runs": runs,
+                "attempts": len(self.past.attempts)}
 
 
 def ended_run(

@@ -44,7 +44,10 @@ WAITING = "waiting"  # no category: it is not known yet what the stillness is
 REDONE = ("recomputing", "maybe_recomputing")
 STEPPING = ("training", "collective_wait", *REDONE, WAITING)  # open until the step is over
 IN_STEP = (*STEPPING, "compile", "checkpoint_stall", "evaluation")
-FAULTY = (DETECTION, "recovery", "paused", "idle_no_spare")  # the step is never finished
+# What a step is never finished in, and what comes behind a finished one.
+CUT = (DETECTION, "recovery", "paused", "idle_no_spare", "health_check")
+ENDED = ("startup", "idle")
+ABSENT_S = 60.0  # a launcher that lost its agent comes back; of one that does not, all is over
 GAP_S = 10.0  # a step is due every second; ten missing are a gap
 RUNS_MAX = 64
 DIVIDED = ("training", "checkpoint_stall", "evaluation")  # by the ranks' own accounts
@@ -62,6 +65,8 @@ class Doing(Value, frozen=True):
     broken: bool = False  # a fault is there and no new step has been finished since
     known: bool = False  # ... and a verdict has fallen
     live: bool = False  # ranks of the newest generation run
+    stepped: bool = False  # its launcher's ranks have finished steps, in whichever generation
+    stepped_now: bool = False  # ... in the newest
     phases: tuple[str, ...] = ()
     compiling: bool = False  # some rank of it, be it one that has no place yet
     step: int = 0  # least over the ranks
@@ -72,25 +77,16 @@ class Doing(Value, frozen=True):
     step_s: float = 0.0
 
 
-class Phases(Value, frozen=True):
-    """What a run's living ranks say that their time went to, summed over them."""
+class Shown(Value, frozen=True):
+    """What a run shows beside its category."""
 
     generation: int = 0
-    ranks: tuple[int, ...] = ()
-    seconds: dict[str, float] = {}  # phase ->
-    step: int = 0  # least over them; 0 = none is finished, or they show no steps
-    still_s: float = 0.0  # most over them
+    ranks: tuple[int, ...] = ()  # that live
+    seconds: dict[str, float] = {}  # phase -> what they account for, summed over them
+    last_step_boot_s: float = 0.0  # when a step was finished last, as incidents have it; 0 = never
+    failed: bool = False  # it ends, and not because all was done
 
-    def behind_s(self, before: Phases) -> float:
-        """How long ago the last step was finished that was not finished at `before`; infinite
-        where there is none.  Before the first, and of what shows no steps, nothing is open."""
-        if not self.step:
-            return 0.0
-        same = (self.generation, self.ranks, self.step) == (
-            before.generation, before.ranks, before.step)
-        return float("inf") if same else max(0.0, self.still_s)
-
-    def shares(self, before: Phases) -> dict[str, float]:
+    def shares(self, before: Shown) -> dict[str, float]:
         """Of the time since `before`, the share of each category that is not the work itself; {}
         where other ranks ran then, or nothing is known.  Pages are written by the job: whatever
         stands there, the shares are of one whole."""
@@ -115,7 +111,8 @@ class Ledger(msgspec.Struct):
     last_boot_s: float = -1.0
     boot_id: str = ""
     resting: str = "idle"  # what the node does where no run is busy
-    phases: dict[str, Phases] = {}  # run -> as of the last call
+    shown: dict[str, Shown] = {}  # run -> as of the last call
+    seen_boot_s: dict[str, float] = {}  # run of `open` -> when it was shown last
     held: dict[str, float] = {}  # run -> seconds; of memory that older releases wrote
 
     def __post_init__(self) -> None:
@@ -128,14 +125,15 @@ class Ledger(msgspec.Struct):
 
     def settle(
         self, boot_s: float, boot_id: str, doing: dict[str, str], resting: str = "idle",
-        phases: dict[str, Phases] | None = None,
+        shown: dict[str, Shown] | None = None,
     ) -> None:
         """Attribute the time since the last call to what was being done then; `doing` maps each
-        run to its category from now on, `phases` to what its ranks' accounts show now."""
+        run to its category from now on, `shown` to what it shows now."""
         before, self.doing = self.doing, dict(doing)
         rested, self.resting = self.resting, resting
-        shown, self.phases = self.phases, dict(phases or {})
-        first = self.last_boot_s < 0 or boot_id != self.boot_id or boot_s < self.last_boot_s
+        then, self.shown = self.shown, dict(shown or {})
+        rebooted = boot_id != self.boot_id
+        first = self.last_boot_s < 0 or rebooted or boot_s < self.last_boot_s
         elapsed_s = 0.0 if first else boot_s - self.last_boot_s
         self.last_boot_s, self.boot_id = boot_s, boot_id
         if elapsed_s > GAP_S:
@@ -143,26 +141,27 @@ class Ledger(msgspec.Struct):
         else:
             busy = {r: c for r, c in before.items() if c != "idle"} or {"": rested}
         for run in sorted(busy) if elapsed_s > 0 else ():
-            now, then = self.phases.get(run, Phases()), shown.get(run, Phases())
-            self._spend(run, busy[run], elapsed_s, elapsed_s / len(busy), now, then)
+            self._spend(run, busy[run], elapsed_s, elapsed_s / len(busy), then.get(run, Shown()))
+        shown_s = dict.fromkeys(doing, boot_s)
         for run in list(self.open):
-            self._resolve(run, before.get(run), doing.get(run))
+            self.seen_boot_s[run] = shown_s.get(run, self.seen_boot_s.get(run, boot_s))
+            self._resolve(run, rebooted)
+        self.seen_boot_s = {run: self.seen_boot_s[run] for run in self.open}
         for run in sorted(self.runs)[: max(0, len(self.runs) - RUNS_MAX)]:
             if run not in doing:
                 del self.runs[run]
 
-    def open_rows(self) -> tuple[tuple[str, float], ...]:
-        """What of `node_rows` is not settled: it may yet turn out to be something else."""
-        rows: dict[str, float] = {}
-        for run in self.open:
-            for name, seconds in self._shown(run).items():
-                self._add(rows, name, seconds)
-        return tuple((name, rows[name]) for name in CATEGORIES if name in rows)
+    def settled_rows(self) -> tuple[tuple[str, float], ...]:
+        """What will not change any more: none of these numbers ever becomes less."""
+        return tuple((c, self.node.get(c, 0.0)) for c in CATEGORIES)
 
     def node_rows(self) -> tuple[tuple[str, float], ...]:
         """All seconds; a stillness not explained yet is shown as detection."""
-        rows = dict(self.open_rows())
-        return tuple((c, self.node.get(c, 0.0) + rows.get(c, 0.0)) for c in CATEGORIES)
+        rows = dict(self.node)
+        for run in self.open:
+            for name, seconds in self._shown(run).items():
+                self._add(rows, name, seconds)
+        return tuple((c, rows.get(c, 0.0)) for c in CATEGORIES)
 
     def run_rows(self) -> tuple[tuple[str, str, float], ...]:
         rows = []
@@ -174,26 +173,37 @@ class Ledger(msgspec.Struct):
         return tuple(rows)
 
     def _spend(
-        self, run: str, category: str, elapsed_s: float, share_s: float, now: Phases, then: Phases
+        self, run: str, category: str, elapsed_s: float, share_s: float, then: Shown
     ) -> None:
         """One run's share of an interval: settled, but for what came behind its last step."""
-        behind_s = now.behind_s(then)
-        if behind_s <= elapsed_s and category != WAITING:
+        now = self.shown.get(run, then)
+        if now.last_step_boot_s > then.last_step_boot_s:
+            later = min(1.0, max(0.0, self.last_boot_s - now.last_step_boot_s) / elapsed_s)
+        else:  # before a first step nothing is open but a stillness
+            later = 1.0 if now.last_step_boot_s or category == WAITING else 0.0
+        parts = _divided(category, share_s, now, then)
+        steps = {name: parts.pop(name) for name in STEPPING if name in parts}
+        for name, seconds in parts.items():
+            self._book(run, name, seconds)
+        if later < 1.0:
+            self._leave_open(run, {name: s * (1.0 - later) for name, s in steps.items()})
             self._close(run)
-        later = 1.0 if category == WAITING else min(1.0, behind_s / elapsed_s)
-        for name, seconds in _divided(category, share_s, now, then).items():
-            open_s = seconds * later if name in STEPPING else 0.0
-            if open_s > 0.0:
-                self._add(self.open.setdefault(run, {}), name, open_s)
-            if open_s < seconds:
-                self._book(run, name, seconds - open_s)
+        self._leave_open(run, {name: s * later for name, s in steps.items()})
 
-    def _resolve(self, run: str, before: str | None, doing: str | None) -> None:
+    def _leave_open(self, run: str, parts: dict[str, float]) -> None:
+        for name, seconds in parts.items():
+            if seconds > 0.0:
+                self._add(self.open.setdefault(run, {}), name, seconds)
+
+    def _resolve(self, run: str, rebooted: bool) -> None:
         """A stillness that ended by itself was a slow step; one that led to a fault was not."""
-        gone = doing in (None, "unknown")
-        if doing in FAULTY or gone and before == WAITING:
+        doing, shown = self.doing.get(run), self.shown.get(run, Shown())
+        gone = self.last_boot_s - self.seen_boot_s[run] >= ABSENT_S
+        if rebooted or doing in CUT or doing == "idle" and shown.failed or (
+                gone and WAITING in self.open[run]):
             self._book(run, DETECTION, sum(self.open.pop(run).values()))
-        elif doing not in IN_STEP or doing != WAITING and not self.phases.get(run, Phases()).step:
+        elif gone or doing in ENDED or (
+                doing in IN_STEP and doing != WAITING and not shown.last_step_boot_s):
             self._close(run)
 
     def _close(self, run: str) -> None:
@@ -224,7 +234,7 @@ class Ledger(msgspec.Struct):
         table[category] = table.get(category, 0.0) + seconds
 
 
-def _divided(category: str, seconds: float, now: Phases, then: Phases) -> dict[str, float]:
+def _divided(category: str, seconds: float, now: Shown, then: Shown) -> dict[str, float]:
     """The ranks' accounts are exact where a level is what was so at one moment of the interval."""
     shares = now.shares(then) if category in DIVIDED else {}
     if not shares:
@@ -250,6 +260,8 @@ def category(case: Doing) -> str:
     stepping = case.live and "startup" not in case.phases and case.step > case.resumed_step
     if case.broken and not (stepping and case.step < case.base_step):
         return "recovery" if case.known else "detection"
+    if case.stepped and (begins or not case.stepped_now):
+        return "recovery"  # the leader alone knows from what
     if begins:
         return "compile" if case.compiling else "startup"
     for phase in ("compile", "checkpoint", "eval"):

@@ -223,10 +223,10 @@ class Node:
         stale_locks.step(whole, conditions, self.kept.unlocked, paused)
         checking = self.kept.in_flight.busy(node_subject(self.name, "checks"))
         seen = {view.run for view in observed.runs}
-        doing |= {run: "startup" for run in observed.coming if run not in seen}
+        resting = "health_check" if checking else "startup" if observed.coming else "idle"
         self.kept.ledger.settle(
-            now.boot_s, now.boot_id, doing, "health_check" if checking else "idle",
-            {run: self.cases[run].phases for run in doing if run in self.cases})
+            now.boot_s, now.boot_id, doing, resting,
+            {run: self.cases[run].shown for run in doing if run in self.cases})
         self._leave(whole, seen)
         self._forget(seen)
         answers = self._answers(whole, contexts)
@@ -548,7 +548,7 @@ class Node:
             incidents=tuple(shown[i] for i in sorted(shown)),
             plans=tuple(p for _, p in plans if p is not None),
             reasons=tuple((c.view.run, c.reason) for c in contexts),
-            ledger=self.kept.ledger.node_rows(), ledger_open=self.kept.ledger.open_rows(),
+            ledger=self.kept.ledger.node_rows(), ledger_settled=self.kept.ledger.settled_rows(),
             run_ledger=self.kept.ledger.run_rows(),
             detector_counts=tuple((key[0], key[2], n) for key, n in counts),
             next_step_s=max(0.01, min(waits)), paused=self.kept.paused, answers=answers,

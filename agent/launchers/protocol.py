@@ -79,9 +79,7 @@ class Hello(msgspec.Struct, tag_field="t", tag="hello"):
 
 
 class Coming(msgspec.Struct, tag_field="t", tag="coming"):
-    """A launcher imports before it can say hello, on another connection: this one says for whom."""
-
-    run: str
+    """A launcher imports before it can say hello: that is startup of the node, not idleness."""
 
 
 class Page(msgspec.Struct, tag_field="t", tag="page"):
@@ -223,22 +221,15 @@ def encode(fields: Mapping[str, object]) -> bytes:
     return packet
 
 
-def refused_name(run: str) -> str:
-    """Why no run can have this name, or "" when one can."""
-    name_is_clean = 0 < len(run) <= NAME_MAX and run.isprintable()
-    if not name_is_clean or "/" in run or run.startswith("."):
-        return f"run name {run[:40]!r} must be 1 to {NAME_MAX} characters without '/'"
-    return ""
-
-
 def refusal(hello: Hello, many_nodes: bool = False) -> str:
     """Why a launcher cannot be served, or "" when it can."""
     if not 1 <= hello.protocol <= PROTOCOL + 1 or hello.protocol < PROTOCOL - 1:
         return (
             f"this agent speaks protocol {PROTOCOL} and works with its neighbours; the launcher "
             f"speaks {hello.protocol}: install the same release of holdfast for both")
-    if why_not := refused_name(hello.run):
-        return why_not
+    name_is_clean = 0 < len(hello.run) <= NAME_MAX and hello.run.isprintable()
+    if not name_is_clean or "/" in hello.run or hello.run.startswith("."):
+        return f"run name {hello.run[:40]!r} must be 1 to {NAME_MAX} characters without '/'"
     if not 0 < hello.nproc <= RANKS_MAX:
         return f"nproc is {hello.nproc}: set 1 to {RANKS_MAX}"
     if not 1 <= hello.nnodes_min <= hello.nnodes <= NNODES_MAX:

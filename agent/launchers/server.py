@@ -79,8 +79,8 @@ class LauncherServer:
         self._connections: dict[Connection, RunSession | None] = {}
         self._runs: dict[str, RunSession] = {}
         # A private agent is started by its run's launcher, which greets it after its imports.
-        self._awaited = only_run
-        self._coming: dict[Connection, str] = {}
+        self._awaits = bool(only_run)
+        self._coming: set[Connection] = set()
 
     # ------------------------------------------------------------- the socket
 
@@ -187,7 +187,7 @@ class LauncherServer:
         if connection not in self._connections:
             return
         session = self._connections.pop(connection)
-        self._coming.pop(connection, None)
+        self._coming.discard(connection)
         connection.close()
         if session is not None and session.connection is connection:
             session.connection = None
@@ -202,7 +202,7 @@ class LauncherServer:
             self._hello(connection, packet)
             return
         if isinstance(packet, protocol.Coming):
-            self._comes(connection, packet.run)
+            self._comes(connection)
             return
         session = self._connections.get(connection)
         if session is None or session.connection is not connection:
@@ -218,15 +218,12 @@ class LauncherServer:
         else:
             self._bye(connection, session)
 
-    def _comes(self, connection: Connection, run: str) -> None:
-        old = self._runs.get(run)
-        why_not = protocol.refused_name(run)
-        if old is not None and old.uid != connection.uid:
-            why_not = f"run {run} belongs to {user_name(old.uid)}"
-        if why_not or self._connections[connection] is not None:
-            raise ValueError(why_not or "who serves a run has come already")
-        self._coming[connection] = run
-        self.listener.wake("coming")
+    def _comes(self, connection: Connection) -> None:
+        if self._connections[connection] is not None:
+            raise ValueError("who serves a run has come already")
+        if connection not in self._coming:
+            self._coming.add(connection)
+            self.listener.wake("coming")
 
     def _hello(self, connection: Connection, hello: protocol.Hello) -> None:
         why_not = protocol.refusal(hello, self.many_nodes)
@@ -257,8 +254,8 @@ class LauncherServer:
                 session.registered_boot_s = old.registered_boot_s
             self._forget_monitors(old)
         session.connection = connection
-        self._awaited = ""
-        self._coming.pop(connection, None)
+        self._awaits = False
+        self._coming.discard(connection)
         self._connections[connection] = session
         self._runs[hello.run] = session
         connection.send({
@@ -416,9 +413,9 @@ class LauncherServer:
         caches = sorted({path for path in named if path.startswith("/") and "\0" not in path})
         return tuple(caches[:CACHES_MAX])
 
-    def coming(self) -> tuple[str, ...]:
-        """Runs whose launchers import, and are greeted in a moment."""
-        return tuple(sorted({*self._coming.values(), *filter(None, (self._awaited,))}))
+    def coming(self) -> bool:
+        """Whether a launcher imports before it says hello."""
+        return self._awaits or bool(self._coming)
 
     def runs(self) -> tuple[str, ...]:
         return tuple(self._runs)

@@ -138,10 +138,8 @@ class _Page:
             if verdict.severity in SEVERITIES
         }
         yield family("fault_active", sorted(active.items()))
-        ledger = dict.fromkeys(CATEGORIES, 0.0) | dict(snapshot.decision.ledger)
         # A counter never goes back: a second counts when it is settled.
-        for name, open_s in snapshot.decision.ledger_open:
-            ledger[name] -= open_s
+        ledger = dict.fromkeys(CATEGORIES, 0.0) | dict(snapshot.decision.ledger_settled)
         yield family("node_seconds_total", [((name,), value) for name, value in ledger.items()])
         yield family("detector_verdicts_total", [
             ((detector, outcome), count)

@@ -517,10 +517,9 @@ class Monitor:
         total = sum(seconds for _, seconds in decision.ledger)
         if any(seconds < -1e-6 for _, seconds in decision.ledger):
             self.fail("ledger_sums", f"{key}: a negative category {decision.ledger}")
-        open_s = dict(decision.ledger_open)
-        settled = {name: seconds - open_s.get(name, 0.0) for name, seconds in decision.ledger}
-        before, self._settled[key] = self._settled.get(key, {}), settled
-        if any(seconds < before.get(name, 0.0) - 1e-6 for name, seconds in settled.items()):
+        before, settled = self._settled.get(key, {}), dict(decision.ledger_settled)
+        self._settled[key] = settled
+        if any(seconds < before.get(name, 0.0) for name, seconds in settled.items()):
             self.fail("ledger_sums", f"{key}: a counter went back from {before} to {settled}")
         if key not in self._first:
             self._first[key], self._base[key] = now.boot_s, total

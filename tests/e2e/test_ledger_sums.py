@@ -76,7 +76,7 @@ def test_what_a_trainer_waits_for_is_booked_as_long_as_its_ranks_say(
     run.at_step(5)
     booked = read(run)
     # Its launcher imports torch, and its agent is there before that is done.
-    assert booked.node["idle"] < 0.5 < booked.run["startup"], booked
+    assert booked.node["idle"] < 0.5 < booked.node["startup"], booked
     logs = [tmp_path / f"clocked-{rank['pid']}" for rank in run.ranks().values()]
     begin = read(run)
     wait_for(lambda: lasts(begin.at_s))

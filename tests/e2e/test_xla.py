@@ -69,7 +69,9 @@ def test_a_killed_rank_leaves_no_trace_in_the_weights(runs: Runs) -> None:
     after = seconds(run)
     assert run.wait(LONG_S) == 0, run.output
     assert run.result()["digest"] == clean.result()["digest"]
-    killed = sorted(run.own_incidents(), key=lambda one: one["timeline"][0][0])
+    # On a busy machine the compile of who joins may be slow enough to be suspected for a moment.
+    killed = [one for one in run.own_incidents() if one["state"] != "taken_back"]
+    killed.sort(key=lambda one: one["timeline"][0][0])
     assert [one["fault"] for one in killed] == ["rank_killed"] * 2, run.output
     ends = [one["timeline"][-1][1] for one in killed]
     print(json.dumps({"standby, then none": ends, "ledger": after}))  # a row of bench/results

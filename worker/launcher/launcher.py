@@ -84,7 +84,7 @@ class Launcher:
         self.terminal.say(self.spec.first_line(self.state.log_dir))
         if self.link.tend():  # a private agent starts while this process imports
             # One that is there already is greeted after the imports: a hello has a deadline.
-            self.commands.tell({"t": "coming", "run": self.spec.run})
+            self.commands.tell({"t": "coming"})
         try:
             self.preload()
             if self.link.channel is not None:

@@ -255,7 +255,7 @@ class Observed(Value, frozen=True):
     """Everything the core may look at in one step."""
 
     runs: tuple[RunView, ...] = ()
-    coming: tuple[str, ...] = ()  # runs whose launchers import before they can be seen
+    coming: bool = False  # a launcher imports: its run is seen in a moment
     samples: Readings = Readings()
     events: tuple[Event, ...] = ()  # the kernel's, of the last minute
     beats: tuple[Beat, ...] = ()

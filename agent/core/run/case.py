@@ -63,7 +63,7 @@ class RunCase:
         self.gate = StartGate(state, self.incidents, self.ending)
         self.peers = PeerGate(state, self.incidents, self.document)
         self.stage = Stage.UNKNOWN  # as of the last step
-        self.phases = ledger.Phases()  # of its living ranks, as of the last step
+        self.shown = ledger.Shown()  # as of the last step
 
     def read(self, ctx: Context) -> None:
         """The newest document, before anything else: who may lead follows from it."""
@@ -396,11 +396,15 @@ class RunCase:
         live = [r for r in mine if r.state in LIVE]
         recovery = state.recovery
         parks = recovery is not None and recovery.cause.parks and not recovery.planned
-        self.phases = _phases(live)
+        last_s = state.progress.last_step_boot_s
+        stepped = last_s > view.registered_boot_s
+        resumed = current.resume.step if current and view.grade == TRAINER else 0
+        self.shown = _shown(live, last_s if stepped else 0.0, state.finish_code > 0)
         idle = state.suspects.suspended and all(
             r.proc_state == "T" or r.still_s > STILL_S for r in live)
         return ledger.category(ledger.Doing(
-            connected=view.connected, live=bool(live), known=recovery is not None,
+            connected=view.connected, live=bool(live), stepped=stepped,
+            stepped_now=state.progress.seen_step > resumed, known=recovery is not None,
             over=view.state == "done" or state.finish_code >= 0 or idle,
             fault_paused=state.held.rests and state.cause is not None,
             # Ranks that are to leave at the end of a step train on until then.
@@ -410,7 +414,8 @@ class RunCase:
                                   or self.state.gate.held_boot_s > 0.0),
             no_spare=self._too_few(ctx, current),
             phases=tuple(sorted({_phase(r, view) for r in live})), compiling=bool(view.compiling),
-            step=min((r.step for r in live), default=0), base_step=state.progress.base_step,
+            step=min((r.step for r in live), default=0),
+            base_step=max(state.progress.base_step, current.peak if current else 0),
             resumed_step=current.resume.step if current else 0, redoes=view.grade == "trainer",
             step_s=state.history.step_s, still_s=max((r.still_s for r in live), default=0.0),
         ))
@@ -425,16 +430,14 @@ class RunCase:
         return sum(one.is_fit for one in nodes) < view.nnodes_min
 
 
-def _phases(live: list[RankView]) -> ledger.Phases:
-    if not live:
-        return ledger.Phases()
+def _shown(live: list[RankView], last_step_boot_s: float, failed: bool) -> ledger.Shown:
     total: dict[str, float] = {}
     for rank in live:
         for phase, seconds in rank.phase_s:
             total[phase] = total.get(phase, 0.0) + seconds
-    return ledger.Phases(
-        live[0].generation, tuple(rank.rank for rank in live), total,
-        min(rank.step for rank in live), max(rank.still_s for rank in live))
+    return ledger.Shown(
+        live[0].generation if live else 0, tuple(rank.rank for rank in live), total,
+        last_step_boot_s, failed)
 
 
 def _phase(rank: RankView, view: RunView) -> str:

@@ -18,7 +18,7 @@ from ..state import AgentState
 LOOK_S = 0.1
 AFTER_BYE_S = 0.5  # a private agent ends this long after its launcher said bye
 AFTER_LOSS_S = 5.0  # ... or this long after the launcher's process was gone
-FIRST_HELLO_S = 30.0  # ... or when no launcher ever came
+FIRST_HELLO_S = 60.0  # ... or when no launcher ever came
 
 
 class PrivateLife:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.agent.core import ledger
-from holdfast.agent.core.ledger import CATEGORIES, Doing, Ledger, Phases, category
+from holdfast.agent.core.ledger import CATEGORIES, Doing, Ledger, Shown, category
 from holdfast.agent.core.model import Now, Observed, Settings
 from holdfast.agent.core.node import Node
 
@@ -19,8 +19,8 @@ from .driver import Cluster, Lab, replace
 SECONDS = st.floats(0.0, 1e6, allow_nan=False)
 ODD = st.floats(allow_nan=True, allow_infinity=True)
 PHASES = st.dictionaries(st.sampled_from([*ledger.OF_PHASE, "forward_backward", "data"]), ODD)
-ACCOUNTS = st.builds(Phases, st.integers(0, 2), st.sampled_from([(), (0,), (0, 1)]), PHASES,
-                     st.integers(0, 2), st.floats(0.0, 40.0))
+ACCOUNTS = st.builds(Shown, st.integers(0, 2), st.sampled_from([(), (0,), (0, 1)]), PHASES,
+                     st.sampled_from([0.0, 101.0, 150.0, 300.0]), st.booleans())
 DOING = st.dictionaries(st.sampled_from(["a", "b"]), st.sampled_from(
     [*CATEGORIES, ledger.WAITING]))
 STEP = st.tuples(
@@ -30,17 +30,17 @@ STEP = st.tuples(
 
 @given(st.lists(STEP, max_size=30))
 def test_the_categories_sum_to_the_wall_time_whatever_pages_say(
-    steps: list[tuple[float, dict[str, str], dict[str, Phases], str]],
+    steps: list[tuple[float, dict[str, str], dict[str, Shown], str]],
 ) -> None:
     book, now_s, before = Ledger(), 100.0, dict.fromkeys(CATEGORIES, 0.0)
     book.settle(now_s, "b", {})
     for elapsed_s, doing, phases, resting in steps:
         now_s += elapsed_s
         book.settle(now_s, "b", doing, resting, phases)
-        rows, still_open = dict(book.node_rows()), dict(book.open_rows())
-        settled = {name: seconds - still_open.get(name, 0.0) for name, seconds in rows.items()}
-        assert all(settled[name] >= before[name] - 1e-9 for name in rows), "a counter went back"
-        assert {run for run in book.open if run not in doing} == set()
+        rows, settled = dict(book.node_rows()), dict(book.settled_rows())
+        assert all(settled[name] >= before[name] for name in rows), "a counter went back"
+        assert set(book.runs) <= {"a", "b"} and set(book.seen_boot_s) <= set(book.open)
+        assert all(set(parts) <= set(CATEGORIES) for parts in book.runs.values())
         before = settled
         assert set(rows) == set(CATEGORIES) and all(s >= 0.0 for s in rows.values())
         assert math.isclose(sum(rows.values()), now_s - 100.0, rel_tol=1e-9, abs_tol=1e-9)
@@ -50,35 +50,40 @@ def test_the_categories_sum_to_the_wall_time_whatever_pages_say(
 
 def test_what_ranks_account_for_divides_a_second_of_training() -> None:
     book = Ledger()
-    book.settle(0.0, "b", {"r": "training"}, phases={"r": Phases(1, (0, 1), {})})
+    book.settle(0.0, "b", {"r": "training"}, shown={"r": Shown(1, (0, 1), {})})
     account = {"forward_backward": 1.2, "collective": 0.6, "checkpoint": 0.2}
-    book.settle(1.0, "b", {"r": "training"}, phases={"r": Phases(1, (0, 1), account)})
+    book.settle(1.0, "b", {"r": "training"}, shown={"r": Shown(1, (0, 1), account)})
     assert {name: s for name, s in book.node_rows() if s} == pytest.approx(
         {"training": 0.6, "collective_wait": 0.3, "checkpoint_stall": 0.1})
     # Another generation's account says nothing about the time before it began.
-    book.settle(2.0, "b", {"r": "training"}, phases={"r": Phases(2, (0, 1), {"collective": 9.0})})
+    book.settle(2.0, "b", {"r": "training"}, shown={"r": Shown(2, (0, 1), {"collective": 9.0})})
     assert book.node["training"] == pytest.approx(1.6)
 
 
 def test_steps_that_are_done_again_are_recomputing_in_all_their_phases() -> None:
     book = Ledger()
-    book.settle(0.0, "b", {"r": "recomputing"}, phases={"r": Phases(1, (0,), {})})
-    book.settle(1.0, "b", {}, phases={"r": Phases(1, (0,), {"collective": 1.0})})
+    book.settle(0.0, "b", {"r": "recomputing"}, shown={"r": Shown(1, (0,), {})})
+    book.settle(1.0, "b", {}, shown={"r": Shown(1, (0,), {"collective": 1.0})})
     assert book.node == {"recomputing": 1.0}
 
 
-def spent(*looks: tuple[float, str, int, float]) -> Ledger:
-    """What a run of one rank comes to: (when, what it does from then on, steps done, still for)."""
+def spent(*looks: tuple[float, str, float], failed: bool = False) -> Ledger:
+    """What a run of one rank comes to: (when, what it does from then on, its last step)."""
     book = Ledger()
-    for boot_s, doing, step, still_s in looks:
-        shown = Phases(1, (0,), {}, step, still_s)
-        book.settle(boot_s, "b", {"r": doing}, phases={"r": shown})
+    for boot_s, doing, last_step_s in looks:
+        shown = Shown(1, (0,), {}, last_step_s, failed and doing == "idle")
+        book.settle(boot_s, "b", {"r": doing} if doing else {}, shown={"r": shown} if doing else {})
     return book
+
+
+def not_settled(book: Ledger) -> dict[str, float]:
+    settled = dict(book.settled_rows())
+    return {name: s - settled[name] for name, s in book.node_rows() if s > settled[name]}
 
 
 def rows(book: Ledger) -> dict[str, float]:
     of_run = {name: s for _, name, s in book.run_rows() if s}
-    assert of_run == {name: s for name, s in book.node_rows() if s}
+    assert of_run == {name: s for name, s in book.node_rows() if s and name != "idle"}
     return of_run
 
 
@@ -86,81 +91,142 @@ def rows(book: Ledger) -> dict[str, float]:
     ("recovery", {"training": 1.75, "detection": 3.25}),
     ("detection", {"training": 1.75, "detection": 3.25}),
     ("paused", {"training": 1.75, "detection": 3.25}),
+    ("health_check", {"training": 1.75, "detection": 3.25}),
     ("idle_no_spare", {"training": 1.75, "detection": 3.25}),
-    ("unknown", {"training": 1.75, "detection": 3.25}),
-    ("training", {"training": 5.0}), ("idle", {"training": 5.0}),
+    ("training", {"training": 5.0}), ("idle", {"training": 5.0}), ("unknown", {"training": 5.0}),
     ("evaluation", {"training": 5.0}),
 ])
 def test_a_stillness_is_booked_from_the_last_step_on(then: str, booked: dict[str, float]) -> None:
-    looks = [(0.0, "training", 4, 0.0), (1.0, "training", 9, 0.1), (2.0, "training", 14, 0.25),
-             (3.0, "training", 14, 1.25), (3.5, ledger.WAITING, 14, 1.75)]
+    looks = [(100.0, "training", 99.0), (101.0, "training", 100.9), (102.0, "training", 101.75),
+             (103.0, "training", 101.75), (103.5, ledger.WAITING, 101.75)]
     book = spent(*looks)
     assert rows(book) == pytest.approx({"training": 1.75, "detection": 1.75})
-    assert dict(book.open_rows()) == pytest.approx({"detection": 1.75})
-    book = spent(*looks, (5.0, then, 14, 3.25))
+    assert not_settled(book) == pytest.approx({"detection": 1.75})
+    book = spent(*looks, (105.0, then, 101.75))
     assert rows(book) == pytest.approx(booked)
 
 
-@pytest.mark.parametrize(("then", "booked"), [
-    ("recovery", {"training": 10.0, "detection": 30.0}), ("training", {"training": 40.0}),
-    ("unknown", {"training": 40.0}), ("startup", {"training": 40.0}),
-])
-def test_the_step_that_a_fault_cuts_short_was_no_training(
-    then: str, booked: dict[str, float]
-) -> None:
-    """Its ranks moved on from phase to phase; the step of 35 s was never finished."""
-    book = spent((0.0, "training", 4, 0.0), (10.0, "training", 5, 0.0),
-                 *((10.0 + at, "training", 5, 0.5) for at in range(5, 30, 5)), (40.0, then, 5, 0.5))
-    assert rows(book) == pytest.approx(booked)
+def test_a_run_that_fails_ends_in_detection_and_one_that_is_done_does_not() -> None:
+    looks = [(100.0, "training", 99.0), (104.0, "training", 101.0), (107.0, "idle", 101.0)]
+    assert rows(spent(*looks, failed=True)) == {"training": 1.0, "detection": 6.0}
+    assert rows(spent(*looks)) == {"training": 7.0}
+
+
+def test_a_slow_step_that_was_finished_is_training_whatever_the_next_one_comes_to() -> None:
+    book = spent((100.0, "training", 99.0), (104.0, ledger.WAITING, 99.0),
+                 (108.0, "training", 107.5), (109.0, "recovery", 107.5))
+    assert rows(book) == pytest.approx({"training": 7.5, "detection": 1.5})
+
+
+def test_a_lost_launcher_or_agent_leaves_open_what_was_open() -> None:
+    looks = [(100.0, "training", 99.0), (105.0, "training", 100.5), (106.0, "unknown", 100.5),
+             (107.0, "", 0.0), (108.0, "training", 100.5)]
+    assert not_settled(spent(*looks)) == pytest.approx({"training": 5.5})
+    assert rows(spent(*looks, (109.0, "recovery", 100.5)))["detection"] == pytest.approx(6.5)
+    # Of one that does not come back, what was open is what it was.
+    ticks = [(107.0 + at, "", 0.0) for at in range(70)]
+    assert not_settled(spent(*looks[:-1], *ticks)) == {}
+    assert rows(spent(*looks[:-1], *ticks))["training"] == pytest.approx(6.0)
+
+
+def test_another_boot_cuts_the_step_short() -> None:
+    book = spent((100.0, "training", 99.0), (105.0, "training", 100.5))
+    book.settle(3.0, "c", {}, shown={})
+    assert dict(book.settled_rows())["detection"] == pytest.approx(4.5)
 
 
 def test_what_is_trained_behind_the_last_step_is_open_until_the_next() -> None:
-    looks = [(0.0, "training", 4, 0.0), (8.0, "training", 5, 2.0)]
+    looks = [(100.0, "training", 99.0), (108.0, "training", 106.0)]
     book = spent(*looks)
-    assert dict(book.open_rows()) == pytest.approx({"training": 2.0})
-    book = spent(*looks, (9.0, "checkpoint_stall", 5, 0.0), (13.0, "training", 5, 0.0))
-    assert dict(book.open_rows()) == pytest.approx({"training": 3.0})
+    assert not_settled(book) == pytest.approx({"training": 2.0})
+    book = spent(*looks, (109.0, "checkpoint_stall", 106.0), (113.0, "training", 106.0))
+    assert not_settled(book) == pytest.approx({"training": 3.0})
     assert rows(book) == pytest.approx({"training": 9.0, "checkpoint_stall": 4.0})
-    book = spent(*looks, (9.0, "training", 6, 0.0))
-    assert book.open_rows() == ()
+    assert not_settled(spent(*looks, (109.0, "training", 109.0))) == {}
 
 
 def test_a_slow_step_that_is_done_again_stays_one() -> None:
-    book = spent((0.0, "recomputing", 4, 0.0), (4.0, ledger.WAITING, 4, 4.0),
-                 (8.0, "recomputing", 4, 0.0), (9.0, "recomputing", 5, 0.0))
+    book = spent((100.0, "recomputing", 99.0), (104.0, ledger.WAITING, 99.0),
+                 (108.0, "recomputing", 99.0), (109.0, "recomputing", 109.0))
     assert rows(book) == {"recomputing": 9.0}
-    assert book.open_rows() == ()
+    assert not_settled(book) == {}
 
 
-def test_of_a_script_that_shows_no_steps_nothing_is_open() -> None:
-    book = spent((0.0, "training", 0, 0.0), (9.0, "training", 0, 9.0))
-    assert rows(book) == {"training": 9.0} and book.open_rows() == ()
-    book = spent((0.0, "training", 0, 0.0), (9.0, "training", 0, 9.0), (10.0, "recovery", 0, 0.0))
-    assert rows(book) == {"training": 10.0}
+def test_before_a_first_step_nothing_is_open_but_a_stillness() -> None:
+    assert not_settled(spent((0.0, "training", 0.0), (9.0, "training", 0.0))) == {}
+    looks = [(0.0, "training", 0.0), (4.0, ledger.WAITING, 0.0)]
+    assert rows(spent(*looks, (9.0, "recovery", 0.0))) == {"training": 4.0, "detection": 5.0}
+    assert rows(spent(*looks, (9.0, "training", 0.0))) == {"training": 9.0}
 
 
-@pytest.mark.parametrize("stood_s", [0.5, 2.5])
-def test_a_fault_costs_the_ledger_what_its_incident_says_phase_by_phase(stood_s: float) -> None:
-    lab = Lab()
+@pytest.mark.parametrize(("stood_s", "moves"), [(0.5, False), (2.5, False), (2.5, True),
+                                                 (30.0, True)])
+@pytest.mark.parametrize("grade", ["trainer", "script"])
+@pytest.mark.parametrize("nproc", [1, 2])
+def test_a_fault_costs_the_ledger_what_its_incident_says_phase_by_phase(
+    stood_s: float, nproc: int, grade: str, moves: bool
+) -> None:
+    """`moves`: the ranks go from phase to phase in the step that is never finished."""
+    lab = Lab(grade=grade, nproc=nproc)
     lab.begin()
     lab.train(20)
     before = {name: seconds for _, name, seconds in lab.decision.run_ledger}
     for _ in range(round(stood_s / 0.25)):
-        lab.all(still_s=lab.rank(0).still_s + 0.25)
+        lab.all(still_s=0.1 if moves else lab.rank(0).still_s + 0.25)
         lab.step(0.25)
-    lab.kill(1)
+    lab.kill(nproc - 1)
     lab.step()
     lab.boot_s += 0.25
-    lab.park(0, 20)
+    if nproc > 1:
+        lab.park(0, 20) if grade == "trainer" else lab.kill(0, 15)
     lab.settle()
-    lab.all(step=21, phase="data", still_s=0.0)
+    lab.all(step=21 if grade == "trainer" else 1, phase="data", still_s=0.0)
     lab.step(2.0)
-    (one,) = [one for one in lab.incidents.values() if one.lost_s]
+    (one,) = [one for one in lab.incidents.values() if one.fault == "rank_killed"]
     after = {name: seconds for _, name, seconds in lab.decision.run_ledger}
     assert one.detection_s == pytest.approx(stood_s)
     assert after["detection"] == pytest.approx(one.detection_s)
     assert after["recovery"] == pytest.approx(one.decision_s + one.restart_s)
     assert after["training"] == pytest.approx(before["training"])
+
+
+@pytest.mark.parametrize("parks", [False, True])
+def test_every_node_of_a_run_books_a_step_that_one_of_them_lost(parks: bool) -> None:
+    cluster = Cluster("ab")
+    for _ in range(20):
+        cluster.step(0.25)
+    steps(cluster, 20)
+    before = {name: dict(rows_of(lab)) for name, lab in cluster.labs.items()}
+    for _ in range(10):  # of the 21st step
+        for lab in cluster.labs.values():
+            lab.all(still_s=0.1)
+        cluster.step(0.25)
+    killed, other = (cluster.labs[name] for name in sorted(
+        cluster.labs, key=lambda name: name == cluster.leader()))
+    killed.kill(killed.view.ranks[0].rank)
+    if parks:
+        other.park(other.view.ranks[0].rank, 20)
+    for _ in range(20):
+        cluster.step(0.25)
+    assert cluster.plan().generation == 2
+    steps(cluster, 22)
+    for name, lab in cluster.labs.items():
+        spent_s = {what: s - before[name].get(what, 0.0) for what, s in rows_of(lab).items()}
+        assert spent_s["training"] <= 0.5, (name, spent_s)  # of the steps behind the fault
+        assert spent_s["detection"] + spent_s["recovery"] > 6.0, (name, spent_s)
+
+
+def steps(cluster: Cluster, to: int) -> None:
+    """Every rank finishes steps up to `to`."""
+    for done in range(max(lab.view.ranks[0].step for lab in cluster.labs.values()) + 1, to + 1):
+        for lab in cluster.labs.values():
+            lab.all(step=done, phase="forward_backward", still_s=0.0, step_time_s=0.25,
+                    state="running", parked=None)
+        cluster.step(0.25)
+
+
+def rows_of(lab: Lab) -> dict[str, float]:
+    return {name: seconds for _, name, seconds in lab.decision.run_ledger}
 
 
 @pytest.mark.parametrize(("doing", "name"), [
@@ -195,12 +261,11 @@ def test_a_stillness_that_an_older_release_held_is_detection() -> None:
     assert msgspec.json.decode(msgspec.json.encode(book), type=Ledger) == book
 
 
-def test_a_launcher_that_imports_is_startup_of_its_run() -> None:
+def test_a_launcher_that_imports_is_startup_of_its_node() -> None:
     node = Node("a", Settings(), {})
-    for boot_s, coming in ((100.0, ("r",)), (102.0, ("r",)), (103.0, ()), (104.0, ())):
+    for boot_s, coming in ((100.0, True), (102.0, True), (103.0, False), (104.0, False)):
         decision = node.step(Now(boot_s=boot_s, wall_s=boot_s, boot_id="b"),
                              Observed(coming=coming))
-    assert decision.run_ledger == (("r", "startup", 3.0),)
     assert {name: s for name, s in decision.ledger if s} == {"startup": 3.0, "idle": 1.0}
 
 
@@ -231,15 +296,19 @@ def test_ranks_that_compile_before_they_have_a_place_are_no_startup() -> None:
 
 
 # A run of one trainer that takes steps of 1 s, and what makes a second something else.
-STEPS = Doing(live=True, phases=("forward_backward",), step=9, step_s=1.0, redoes=True)
+STEPS = Doing(live=True, phases=("forward_backward",), step=9, step_s=1.0, redoes=True,
+              stepped=True, stepped_now=True)
 
 
 @pytest.mark.parametrize(("change", "booked"), [
     ({}, "training"), ({"connected": False, "over": True}, "unknown"), ({"over": True}, "idle"),
     ({"fault_paused": True, "broken": True}, "paused"),
     ({"live": False, "checked": True}, "health_check"), ({"checked": True}, "training"),
-    ({"live": False}, "startup"), ({"live": False, "compiling": True}, "compile"),
-    ({"phases": ("startup",)}, "startup"), ({"phases": ("startup", "data")}, "training"),
+    ({"live": False}, "recovery"), ({"stepped_now": False}, "recovery"),
+    ({"stepped": False, "live": False}, "startup"),
+    ({"stepped": False, "live": False, "compiling": True}, "compile"),
+    ({"stepped": False, "phases": ("startup",)}, "startup"),
+    ({"phases": ("startup", "data")}, "training"),
     ({"phases": ("compile", "data")}, "compile"), ({"phases": ("eval",)}, "evaluation"),
     ({"phases": ("checkpoint", "data")}, "checkpoint_stall"),
     ({"broken": True}, "detection"), ({"broken": True, "known": True}, "recovery"),
@@ -269,9 +338,10 @@ def test_what_ranks_account_for_is_summed_over_those_that_live() -> None:
     lab.change(2, phase_s=(("data", 99.0),))
     lab.kill(2)
     lab.step(0.01)
-    told = lab.node.cases["r"].phases
-    assert told == Phases(1, (0, 1), {"data": 1.5, "forward_backward": 2.0}, 3)
+    told = lab.node.cases["r"].shown
+    assert told == Shown(1, (0, 1), {"data": 1.5, "forward_backward": 2.0},
+                         pytest.approx(100.45))
     lab.kill(0)
     lab.kill(1)
     lab.step(0.01)
-    assert lab.node.cases["r"].phases == Phases()
+    assert lab.node.cases["r"].shown == Shown(last_step_boot_s=pytest.approx(100.45))

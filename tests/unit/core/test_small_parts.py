@@ -299,7 +299,7 @@ def test_a_stillness_is_booked_once_it_is_known_what_it_was(then: str, booked: s
         book.settle(boot_s, "b", {"r": doing})
         if doing == "waiting":
             assert "detection" not in book.node
-    assert book.open_rows() == ()
+    assert book.open == {}
     assert book.node[booked] == pytest.approx(8.0 if booked == "training" else 6.0)
 
 
