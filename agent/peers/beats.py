@@ -30,6 +30,9 @@ WAITING_MAX = 4096  # connections that it has yet to take; the kernel may allow 
 INCOMING_MAX = 2 * LINES_MAX  # those that have proven nothing among them
 BEATS_MAX = 4 * LINES_MAX
 GONE_S = 600.0  # a node that was not heard of for so long, and is nowhere any more, is forgotten
+NOTHING_LEFT = (
+    "a silent node cannot be asked whether it lives: this machine has no descriptor, port or "
+    "memory left for it. Until it has, a dead node is noticed by its lease, or by the others")
 ASKING_MAX, ANSWERING_MAX = 32, 16  # questions at a time, our own and the others'
 ANSWER_MAX = 2 << 20  # of one answer
 PINGS_KEPT = 64  # whose answers may still come
@@ -399,6 +402,8 @@ class Peers:
         address = self.lines[name].address
         try:
             answers = await self._questions.ask(name, address.host, address.port)
+            if self._questions.unasked:
+                self.on_error("peers", NOTHING_LEFT)
             if answers is not None:
                 self.detector.probed(name, answers)
             self._judge()

@@ -71,6 +71,7 @@ class KernelQuestions:
     """One observer's."""
 
     def __init__(self) -> None:
+        self.unasked = False  # of the latest round something never left this machine
         self._silences: dict[str, Silence] = {}
         self._ways: dict[str, Way] = {}
 
@@ -107,11 +108,12 @@ class KernelQuestions:
         """What the answers of both ports come to."""
         silence, way = self._silences.get(name, Silence()), self._ways.get(name, Way())
         way.learn(answered(closed), sum(one is not Answer.UNASKED for one in closed))
+        self.unasked = Answer.UNASKED in closed or Answer.UNASKED in agent
         if answered(closed):
             silence.refuses = True
             return True
         silence.taken = silence.taken or Answer.TAKEN in agent
-        if Answer.UNASKED in closed or Answer.UNASKED in agent:
+        if self.unasked:
             return True if answered(agent) else None  # fewer questions than silence is proven by
         if silence.refuses:
             silence.refuses = False  # the next question goes to both

@@ -238,7 +238,7 @@ RECOVERY = Board("recovery", "Holdfast: recovery", "How fast faults are found an
         (mean_recovery("detection"), ""),), "stat", 4,
         quiet="no recovery"),
     Panel("MTTR by phase", "From the last step to the first new one: until the verdict, until the "
-          "next plan, until training goes on.", "s", (
+          "first plan, until training goes on.", "s", (
               (mean_recovery("detection"), "detection"), (mean_recovery("decision"), "decision"),
               (mean_recovery("restart"), "restart"), (mean_recovery("total"), "total")), "stat", 10,
           quiet="no recovery"),

@@ -152,7 +152,9 @@ def test_a_node_is_not_missed_for_questions_that_nobody_could_ask(
         for spare in (0, 4):
             questions = KernelQuestions()
             assert asyncio.run(hindered(questions, spare)) is None
+            assert questions.unasked, "the agent has to say so"
             assert asked(questions, port, 1) == [False]
+            assert not questions.unasked
 
 
 @pytest.mark.parametrize(("error", "told"), [
@@ -171,6 +173,36 @@ def test_what_never_left_this_machine_is_no_silence_of_another(
         return await kernel_questions.answer(HOST, 1, 0.0)
 
     assert asyncio.run(body()) is told
+
+
+def test_an_agent_that_has_nothing_left_to_ask_with_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said: list[tuple[str, object]] = []
+
+    async def unasked(*_: object) -> Answer:
+        return Answer.UNASKED
+
+    async def body(port: int) -> None:
+        peers = Peers("a", "life", None, lambda: 10.0,  # type: ignore[arg-type]
+                      lambda part, what: said.append((part, what)))
+        peers.token = b"t" * 16
+        peers.know({"c": Address(HOST, port)})
+
+        def told() -> bool:
+            peers.tick()
+            return bool(said)
+
+        try:
+            await until(told)
+        finally:
+            await peers.close()
+
+    monkeypatch.setattr(kernel_questions, "answer", unasked)
+    with listening(BACKLOG) as (_, port):
+        asyncio.run(body(port))
+    (part, what), *_ = said
+    assert part == "peers" and "no descriptor, port or memory left" in str(what)
 
 
 def test_an_agent_that_stands_still_is_silent_and_not_lost_for_however_long() -> None:
