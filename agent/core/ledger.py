@@ -44,9 +44,7 @@ WAITING = "waiting"  # no category: it is not known yet what the stillness is
 REDONE = ("recomputing", "maybe_recomputing")
 STEPPING = ("training", "collective_wait", *REDONE, WAITING)  # open until the step is over
 IN_STEP = (*STEPPING, "compile", "checkpoint_stall", "evaluation")
-# What a step is never finished in, and what comes behind a finished one.
-CUT = (DETECTION, "recovery", "paused", "idle_no_spare", "health_check")
-ENDED = ("startup", "idle")
+CUT = (DETECTION, "recovery", "paused", "health_check", "startup")  # no step goes on into these
 ABSENT_S = 60.0  # a launcher that lost its agent comes back; of one that does not, all is over
 GAP_S = 10.0  # a step is due every second; ten missing are a gap
 RUNS_MAX = 64
@@ -65,8 +63,7 @@ class Doing(Value, frozen=True):
     broken: bool = False  # a fault is there and no new step has been finished since
     known: bool = False  # ... and a verdict has fallen
     live: bool = False  # ranks of the newest generation run
-    stepped: bool = False  # its launcher's ranks have finished steps, in whichever generation
-    stepped_now: bool = False  # ... in the newest
+    again: bool = False  # its ranks have finished steps, and none in the newest generation
     phases: tuple[str, ...] = ()
     compiling: bool = False  # some rank of it, be it one that has no place yet
     step: int = 0  # least over the ranks
@@ -84,7 +81,7 @@ class Shown(Value, frozen=True):
     ranks: tuple[int, ...] = ()  # that live
     seconds: dict[str, float] = {}  # phase -> what they account for, summed over them
     last_step_boot_s: float = 0.0  # when a step was finished last, as incidents have it; 0 = never
-    failed: bool = False  # it ends, and not because all was done
+    broken: bool = False  # a fault is there, or ended it
 
     def shares(self, before: Shown) -> dict[str, float]:
         """Of the time since `before`, the share of each category that is not the work itself; {}
@@ -140,6 +137,10 @@ class Ledger(msgspec.Struct):
             busy = dict.fromkeys(before, "unknown") or {"": "unknown"}
         else:
             busy = {r: c for r, c in before.items() if c != "idle"} or {"": rested}
+        for run in [run for run in self.open if run not in busy]:
+            last_s = self.shown.get(run, Shown()).last_step_boot_s
+            if last_s > then.get(run, Shown()).last_step_boot_s:  # while nobody saw it
+                self._close(run, max(0.0, self.seen_boot_s.get(run, boot_s) - last_s))
         for run in sorted(busy) if elapsed_s > 0 else ():
             self._spend(run, busy[run], elapsed_s, elapsed_s / len(busy), then.get(run, Shown()))
         shown_s = dict.fromkeys(doing, boot_s)
@@ -177,18 +178,23 @@ class Ledger(msgspec.Struct):
     ) -> None:
         """One run's share of an interval: settled, but for what came behind its last step."""
         now = self.shown.get(run, then)
-        if now.last_step_boot_s > then.last_step_boot_s:
-            later = min(1.0, max(0.0, self.last_boot_s - now.last_step_boot_s) / elapsed_s)
-        else:  # before a first step nothing is open but a stillness
-            later = 1.0 if now.last_step_boot_s or category == WAITING else 0.0
+        behind_s = self.last_boot_s - now.last_step_boot_s
+        finished = now.last_step_boot_s > then.last_step_boot_s
         parts = _divided(category, share_s, now, then)
         steps = {name: parts.pop(name) for name in STEPPING if name in parts}
         for name, seconds in parts.items():
             self._book(run, name, seconds)
-        if later < 1.0:
+        if finished:
+            later = min(1.0, max(0.0, behind_s) / elapsed_s)
             self._leave_open(run, {name: s * (1.0 - later) for name, s in steps.items()})
-            self._close(run)
-        self._leave_open(run, {name: s * later for name, s in steps.items()})
+            # Of a step on another node one hears late: some of what was open is behind it.
+            self._close(run, max(0.0, behind_s - elapsed_s) * share_s / elapsed_s)
+            self._leave_open(run, {name: s * later for name, s in steps.items()})
+        elif now.last_step_boot_s or category == WAITING:
+            self._leave_open(run, steps)
+        else:  # before a first step nothing is open but a stillness
+            for name, seconds in steps.items():
+                self._book(run, name, seconds)
 
     def _leave_open(self, run: str, parts: dict[str, float]) -> None:
         for name, seconds in parts.items():
@@ -199,17 +205,22 @@ class Ledger(msgspec.Struct):
         """A stillness that ended by itself was a slow step; one that led to a fault was not."""
         doing, shown = self.doing.get(run), self.shown.get(run, Shown())
         gone = self.last_boot_s - self.seen_boot_s[run] >= ABSENT_S
-        if rebooted or doing in CUT or doing == "idle" and shown.failed or (
-                gone and WAITING in self.open[run]):
+        cut = doing in CUT or doing in ("idle", "idle_no_spare") and shown.broken
+        if rebooted or cut or gone and WAITING in self.open[run]:
             self._book(run, DETECTION, sum(self.open.pop(run).values()))
-        elif gone or doing in ENDED or (
+        elif gone or doing == "idle" or (
                 doing in IN_STEP and doing != WAITING and not shown.last_step_boot_s):
             self._close(run)
 
-    def _close(self, run: str) -> None:
-        """Its step is finished, or nothing says that it will not be."""
-        for name, seconds in self._as_stepping(self.open.pop(run, {})).items():
-            self._book(run, name, seconds)
+    def _close(self, run: str, kept_s: float = 0.0) -> None:
+        """Its step is finished, or nothing says that it will not be; the newest seconds may stay
+        open."""
+        parts = self._as_stepping(self.open.pop(run, {}))
+        whole_s = sum(parts.values())
+        kept = min(1.0, kept_s / whole_s) if whole_s > 0.0 else 0.0
+        for name, seconds in parts.items():
+            self._book(run, name, seconds * (1.0 - kept))
+        self._leave_open(run, {name: seconds * kept for name, seconds in parts.items()})
 
     def _shown(self, run: str) -> dict[str, float]:
         parts = self.open.get(run, {})
@@ -260,7 +271,7 @@ def category(case: Doing) -> str:
     stepping = case.live and "startup" not in case.phases and case.step > case.resumed_step
     if case.broken and not (stepping and case.step < case.base_step):
         return "recovery" if case.known else "detection"
-    if case.stepped and (begins or not case.stepped_now):
+    if case.again:
         return "recovery"  # the leader alone knows from what
     if begins:
         return "compile" if case.compiling else "startup"

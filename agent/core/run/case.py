@@ -68,6 +68,7 @@ class RunCase:
     def read(self, ctx: Context) -> None:
         """The newest document, before anything else: who may lead follows from it."""
         if self.document.read(ctx):
+            progress.new_launcher(self.state)
             self.recovery.forget()
             self.ending.forget(ctx)
             self.operator.drain("")
@@ -390,33 +391,40 @@ class RunCase:
 
     def doing(self, ctx: Context) -> str:
         """The category of the seconds until the next step."""
-        state, view = self.state, ctx.view
+        state, view, now = self.state, ctx.view, self.state.progress
         current = self.document.current(ctx)
         mine = [r for r in view.ranks if current and r.generation == current.generation]
         live = [r for r in mine if r.state in LIVE]
-        recovery = state.recovery
-        parks = recovery is not None and recovery.cause.parks and not recovery.planned
-        last_s = state.progress.last_step_boot_s
-        stepped = last_s > view.registered_boot_s
-        resumed = current.resume.step if current and view.grade == TRAINER else 0
-        self.shown = _shown(live, last_s if stepped else 0.0, state.finish_code > 0)
+        recovery, leaves = state.recovery, bool(view.shutdown)
+        well = bool(mine) and all(r.ended and ends.ended_well(r.ended) for r in mine)
+        parked = not live and any(r.state == "parked" for r in mine)
+        # Ranks that are to leave at the end of a step train on until then.
+        trains = recovery is not None and recovery.cause.parks and not recovery.planned and live
+        broken = not leaves and (
+            recovery is not None and not trains or parked
+            or any(r.ended and not ends.ended_well(r.ended) for r in mine))
+        failed = state.finish_code > 0 and not leaves
+        self.shown = _shown(live, now.last_step_boot_s, broken or failed)
+        placed = current is not None and any(node == view.node for _, node in current.ranks)
+        resumed = current.resume.step if current else 0
+        earlier = now.earlier_step_boot_s > 0.0
         idle = state.suspects.suspended and all(
             r.proc_state == "T" or r.still_s > STILL_S for r in live)
         return ledger.category(ledger.Doing(
-            connected=view.connected, live=bool(live), stepped=stepped,
-            stepped_now=state.progress.seen_step > resumed, known=recovery is not None,
-            over=view.state == "done" or state.finish_code >= 0 or idle,
-            fault_paused=state.held.rests and state.cause is not None,
-            # Ranks that are to leave at the end of a step train on until then.
-            broken=recovery is not None and not (parks and live) or any(r.ended for r in mine),
+            connected=view.connected, live=bool(live), known=recovery is not None or parked,
+            over=(view.state == "done" or state.finish_code >= 0 or idle or well
+                  or leaves and not live),
+            fault_paused=state.held.rests and state.cause is not None, broken=broken,
             checked=not live and (ctx.in_flight.busy(node_subject(view.node, "checks"))
                                   or ctx.in_flight.busy(drafts.peers_subject(view.run))
                                   or self.state.gate.held_boot_s > 0.0),
             no_spare=self._too_few(ctx, current),
+            again=placed and earlier and now.seen_step <= (
+                resumed if view.grade == TRAINER else 0),
             phases=tuple(sorted({_phase(r, view) for r in live})), compiling=bool(view.compiling),
             step=min((r.step for r in live), default=0),
-            base_step=max(state.progress.base_step, current.peak if current else 0),
-            resumed_step=current.resume.step if current else 0, redoes=view.grade == "trainer",
+            base_step=max(now.base_step, current.peak if current and earlier else 0),
+            resumed_step=resumed, redoes=view.grade == TRAINER,
             step_s=state.history.step_s, still_s=max((r.still_s for r in live), default=0.0),
         ))
 
@@ -430,14 +438,14 @@ class RunCase:
         return sum(one.is_fit for one in nodes) < view.nnodes_min
 
 
-def _shown(live: list[RankView], last_step_boot_s: float, failed: bool) -> ledger.Shown:
+def _shown(live: list[RankView], last_step_boot_s: float, broken: bool) -> ledger.Shown:
     total: dict[str, float] = {}
     for rank in live:
         for phase, seconds in rank.phase_s:
             total[phase] = total.get(phase, 0.0) + seconds
     return ledger.Shown(
         live[0].generation if live else 0, tuple(rank.rank for rank in live), total,
-        last_step_boot_s, failed)
+        last_step_boot_s, broken)
 
 
 def _phase(rank: RankView, view: RunView) -> str:

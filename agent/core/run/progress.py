@@ -31,7 +31,8 @@ def learn(
     if plan is not None and now.bases_generation != plan.generation:
         # A script counts its steps anew in each generation, a trainer's go on.
         seen_step = plan.resume.step if trainer else 0
-        now = replace(now, seen_step=seen_step, began_boot_s=ctx.now.boot_s)
+        now = replace(now, seen_step=seen_step, began_boot_s=ctx.now.boot_s,
+                      earlier_step_boot_s=now.last_step_boot_s)
     peak_step = max([now.peak_step, *(rank.step for rank in ranks)])
     seen_step, last_s = now.seen_step, now.last_step_boot_s
     for rank in ranks:
@@ -123,5 +124,10 @@ def new_boot(state: RunState, boot_s: float) -> None:
     """Another boot's seconds mean nothing here."""
     now = state.progress
     state.progress = replace(
-        now, broken_boot_s=min(now.broken_boot_s, boot_s), last_step_boot_s=0.0, began_boot_s=boot_s
-    )
+        now, broken_boot_s=min(now.broken_boot_s, boot_s), last_step_boot_s=0.0,
+        earlier_step_boot_s=0.0, began_boot_s=boot_s)
+
+
+def new_launcher(state: RunState) -> None:
+    """What its predecessor's ranks did was not cut short by anything of its own."""
+    state.progress = replace(state.progress, last_step_boot_s=0.0, earlier_step_boot_s=0.0)

@@ -70,6 +70,7 @@ class Progress(Value, frozen=True):
 
     peak_step: int = 0  # highest step ever seen finished
     last_step_boot_s: float = 0.0  # when a step was finished last, redone or new; 0 = never
+    earlier_step_boot_s: float = 0.0  # ... before this generation, under this launcher; 0 = never
     seen_step: int = 0  # highest of this generation, by its own counter
     began_boot_s: float = 0.0  # when this generation was first seen
     base_step: int = 0  # peak when the last cause was found

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from holdfast.agent.core import ledger
 from holdfast.agent.core.ledger import CATEGORIES, Doing, Ledger, Shown, category
-from holdfast.agent.core.model import Now, Observed, Settings
+from holdfast.agent.core.model import Ended, Now, Observed, Settings
 from holdfast.agent.core.node import Node
 
 from .driver import Cluster, Lab, replace
@@ -67,11 +67,11 @@ def test_steps_that_are_done_again_are_recomputing_in_all_their_phases() -> None
     assert book.node == {"recomputing": 1.0}
 
 
-def spent(*looks: tuple[float, str, float], failed: bool = False) -> Ledger:
+def spent(*looks: tuple[float, str, float], broken: bool = False) -> Ledger:
     """What a run of one rank comes to: (when, what it does from then on, its last step)."""
     book = Ledger()
     for boot_s, doing, last_step_s in looks:
-        shown = Shown(1, (0,), {}, last_step_s, failed and doing == "idle")
+        shown = Shown(1, (0,), {}, last_step_s, broken and doing.startswith("idle"))
         book.settle(boot_s, "b", {"r": doing} if doing else {}, shown={"r": shown} if doing else {})
     return book
 
@@ -83,7 +83,8 @@ def not_settled(book: Ledger) -> dict[str, float]:
 
 def rows(book: Ledger) -> dict[str, float]:
     of_run = {name: s for _, name, s in book.run_rows() if s}
-    assert of_run == {name: s for name, s in book.node_rows() if s and name != "idle"}
+    assert of_run == {
+        name: s for name, s in book.node_rows() if s and name != "idle"}
     return of_run
 
 
@@ -92,8 +93,9 @@ def rows(book: Ledger) -> dict[str, float]:
     ("detection", {"training": 1.75, "detection": 3.25}),
     ("paused", {"training": 1.75, "detection": 3.25}),
     ("health_check", {"training": 1.75, "detection": 3.25}),
-    ("idle_no_spare", {"training": 1.75, "detection": 3.25}),
-    ("training", {"training": 5.0}), ("idle", {"training": 5.0}), ("unknown", {"training": 5.0}),
+    ("startup", {"training": 1.75, "detection": 3.25}),
+    ("idle_no_spare", {"training": 5.0}), ("training", {"training": 5.0}),
+    ("idle", {"training": 5.0}), ("unknown", {"training": 5.0}),
     ("evaluation", {"training": 5.0}),
 ])
 def test_a_stillness_is_booked_from_the_last_step_on(then: str, booked: dict[str, float]) -> None:
@@ -108,8 +110,24 @@ def test_a_stillness_is_booked_from_the_last_step_on(then: str, booked: dict[str
 
 def test_a_run_that_fails_ends_in_detection_and_one_that_is_done_does_not() -> None:
     looks = [(100.0, "training", 99.0), (104.0, "training", 101.0), (107.0, "idle", 101.0)]
-    assert rows(spent(*looks, failed=True)) == {"training": 1.0, "detection": 6.0}
+    assert rows(spent(*looks, broken=True)) == {"training": 1.0, "detection": 6.0}
     assert rows(spent(*looks)) == {"training": 7.0}
+
+
+def test_too_few_nodes_cut_a_step_where_something_is_broken_and_else_leave_it_open() -> None:
+    looks = [(100.0, "training", 99.0), (104.0, "idle_no_spare", 101.0)]
+    assert rows(spent(*looks, broken=True)) == {"training": 1.0, "detection": 3.0}
+    looks += [(105.0, "training", 101.0), (106.0, "training", 105.5)]
+    assert rows(spent(*looks)) == {"training": 5.0, "idle_no_spare": 1.0}
+
+
+def test_of_steps_that_are_heard_of_late_the_newest_seconds_alone_are_open() -> None:
+    """The first to finish each step is on another node: its word comes an interval later."""
+    book = spent(*((100.0 + at / 2, "training", 100.0 + at / 2 - 0.6) for at in range(2000)))
+    assert not_settled(book) == pytest.approx({"training": 0.6})
+    missed = [(100.0, "training", 99.9), (104.0, "unknown", 99.9), (105.0, "", 0.0),
+              (106.0, "training", 103.0), (107.0, "recovery", 103.0)]
+    assert rows(spent(*missed))["detection"] == pytest.approx(2.0)
 
 
 def test_a_slow_step_that_was_finished_is_training_whatever_the_next_one_comes_to() -> None:
@@ -218,11 +236,101 @@ def test_every_node_of_a_run_books_a_step_that_one_of_them_lost(parks: bool) -> 
 
 def steps(cluster: Cluster, to: int) -> None:
     """Every rank finishes steps up to `to`."""
-    for done in range(max(lab.view.ranks[0].step for lab in cluster.labs.values()) + 1, to + 1):
+    done = max(rank.step for lab in cluster.labs.values() for rank in lab.view.ranks)
+    for done in range(done + 1, to + 1):
         for lab in cluster.labs.values():
             lab.all(step=done, phase="forward_backward", still_s=0.0, step_time_s=0.25,
                     state="running", parked=None)
         cluster.step(0.25)
+
+
+def test_a_spare_waits_in_startup_and_who_starts_late_does_not_recover() -> None:
+    cluster = Cluster("abc", nnodes=2)
+    for _ in range(20):
+        cluster.step(0.25)
+    steps(cluster, 20)
+    members = cluster.plan().members
+    for name, lab in cluster.labs.items():
+        spent_s = rows_of(lab)
+        assert "recovery" not in spent_s and "detection" not in spent_s, (name, spent_s)
+        assert ("training" in spent_s) is (name in members), (name, spent_s)
+
+
+@pytest.mark.parametrize("grade", ["trainer", "script"])
+def test_what_comes_behind_the_last_step_of_a_run_that_is_done_is_no_fault(grade: str) -> None:
+    lab = Lab(grade=grade)
+    lab.begin()
+    lab.train(20)
+    for _ in range(30):
+        lab.all(still_s=0.1)
+        lab.step(1.0)
+    lab.end(1, Ended(0, 0))
+    lab.step(0.3)
+    lab.end(0, Ended(0, 0))
+    lab.settle()
+    lab.step(1.0)
+    assert lab.finishes() == [0]
+    assert rows_of(lab).get("detection", 0.0) < 0.5, rows_of(lab)
+    assert rows_of(lab)["training"] > 32.0, rows_of(lab)
+
+
+def test_who_is_asked_to_leave_has_no_fault() -> None:
+    lab = Lab(grade="script", nproc=1)
+    lab.begin()
+    lab.train(20)
+    lab.all(still_s=0.1)
+    lab.step(10.0)
+    lab.view = replace(lab.view, shutdown="preempted")
+    lab.step(1.0)
+    lab.end(0, Ended(143, 15))
+    lab.settle()
+    lab.step(1.0)
+    assert "detection" not in rows_of(lab) and "recovery" not in rows_of(lab), rows_of(lab)
+
+
+@pytest.mark.parametrize("still_s", [0.1, 30.0])
+def test_an_agent_that_is_started_anew_in_a_step_knows_what_a_fault_cut_short(
+    still_s: float,
+) -> None:
+    lab = Lab(grade="script", nproc=1)
+    lab.begin()
+    lab.train(20)
+    trained_s = rows_of(lab)["training"]
+    for _ in range(9):
+        lab.all(still_s=0.1)
+        lab.step(1.0)
+    lab.restart_agent()
+    lab.view = replace(lab.view, registered_boot_s=lab.boot_s)  # it greets the new one
+    for _ in range(5):
+        lab.all(still_s=still_s)
+        lab.step(1.0)
+    lab.kill(0)
+    lab.settle()
+    lab.all(step=1, phase="data", still_s=0.0)
+    lab.step(1.0)
+    (one,) = [one for one in lab.incidents.values() if one.fault == "rank_killed"]
+    assert one.detection_s == pytest.approx(14.0)
+    assert rows_of(lab)["detection"] == pytest.approx(14.0)
+    assert rows_of(lab)["training"] == pytest.approx(trained_s)
+
+
+def test_a_hang_that_a_new_launcher_ends_was_no_training() -> None:
+    lab = Lab(grade="script", nproc=1)
+    lab.begin()
+    lab.train(20)
+    trained_s = rows_of(lab)["training"]
+    for still_s in range(1, 12):
+        lab.all(still_s=float(still_s))
+        lab.step(1.0)
+    lab.view = replace(lab.view, connected=False)
+    for _ in range(5):
+        lab.step(1.0)
+    lab.view = replace(lab.view, connected=True, registered_boot_s=lab.boot_s, generation=0,
+                       ranks=(), state="")
+    lab.step(1.0)
+    lab.step(1.0)
+    assert rows_of(lab)["training"] == pytest.approx(trained_s), rows_of(lab)
+    assert rows_of(lab)["detection"] == pytest.approx(12.0), rows_of(lab)
 
 
 def rows_of(lab: Lab) -> dict[str, float]:
@@ -296,18 +404,16 @@ def test_ranks_that_compile_before_they_have_a_place_are_no_startup() -> None:
 
 
 # A run of one trainer that takes steps of 1 s, and what makes a second something else.
-STEPS = Doing(live=True, phases=("forward_backward",), step=9, step_s=1.0, redoes=True,
-              stepped=True, stepped_now=True)
+STEPS = Doing(live=True, phases=("forward_backward",), step=9, step_s=1.0, redoes=True)
 
 
 @pytest.mark.parametrize(("change", "booked"), [
     ({}, "training"), ({"connected": False, "over": True}, "unknown"), ({"over": True}, "idle"),
     ({"fault_paused": True, "broken": True}, "paused"),
     ({"live": False, "checked": True}, "health_check"), ({"checked": True}, "training"),
-    ({"live": False}, "recovery"), ({"stepped_now": False}, "recovery"),
-    ({"stepped": False, "live": False}, "startup"),
-    ({"stepped": False, "live": False, "compiling": True}, "compile"),
-    ({"stepped": False, "phases": ("startup",)}, "startup"),
+    ({"live": False}, "startup"), ({"live": False, "compiling": True}, "compile"),
+    ({"live": False, "again": True}, "recovery"), ({"again": True}, "recovery"),
+    ({"phases": ("startup",)}, "startup"),
     ({"phases": ("startup", "data")}, "training"),
     ({"phases": ("compile", "data")}, "compile"), ({"phases": ("eval",)}, "evaluation"),
     ({"phases": ("checkpoint", "data")}, "checkpoint_stall"),
@@ -340,8 +446,9 @@ def test_what_ranks_account_for_is_summed_over_those_that_live() -> None:
     lab.step(0.01)
     told = lab.node.cases["r"].shown
     assert told == Shown(1, (0, 1), {"data": 1.5, "forward_backward": 2.0},
-                         pytest.approx(100.45))
+                         pytest.approx(100.45), broken=True)
     lab.kill(0)
     lab.kill(1)
     lab.step(0.01)
-    assert lab.node.cases["r"].shown == Shown(last_step_boot_s=pytest.approx(100.45))
+    assert lab.node.cases["r"].shown == Shown(
+        last_step_boot_s=pytest.approx(100.45), broken=True)
