@@ -82,6 +82,7 @@ class Shown(Value, frozen=True):
     seconds: dict[str, float] = {}  # phase -> what they account for, summed over them
     last_step_boot_s: float = 0.0  # when a step was finished last, as incidents have it; 0 = never
     broken: bool = False  # a fault is there, or ended it
+    asked: bool = False  # it was asked to leave, which is no fault of its own
 
     def shares(self, before: Shown) -> dict[str, float]:
         """Of the time since `before`, the share of each category that is not the work itself; {}
@@ -117,6 +118,7 @@ class Ledger(msgspec.Struct):
             for old, new in RENAMED.items():
                 if old in table:
                     table[new] = table.get(new, 0.0) + table.pop(old)
+        self.doing = {run: RENAMED.get(name, name) for run, name in self.doing.items()}
         for run in list(self.held):
             self._book(run, DETECTION, self.held.pop(run))
 
@@ -128,7 +130,8 @@ class Ledger(msgspec.Struct):
         run to its category from now on, `shown` to what it shows now."""
         before, self.doing = self.doing, dict(doing)
         rested, self.resting = self.resting, resting
-        then, self.shown = self.shown, dict(shown or {})
+        then = self.shown  # of a run that is not here for a moment what it showed last
+        self.shown = {run: then[run] for run in self.open if run in then} | dict(shown or {})
         rebooted = boot_id != self.boot_id
         first = self.last_boot_s < 0 or rebooted or boot_s < self.last_boot_s
         elapsed_s = 0.0 if first else boot_s - self.last_boot_s
@@ -146,7 +149,7 @@ class Ledger(msgspec.Struct):
         shown_s = dict.fromkeys(doing, boot_s)
         for run in list(self.open):
             self.seen_boot_s[run] = shown_s.get(run, self.seen_boot_s.get(run, boot_s))
-            self._resolve(run, rebooted)
+            self._resolve(run, rebooted, before.get(run) == WAITING)
         self.seen_boot_s = {run: self.seen_boot_s[run] for run in self.open}
         for run in sorted(self.runs)[: max(0, len(self.runs) - RUNS_MAX)]:
             if run not in doing:
@@ -201,11 +204,13 @@ class Ledger(msgspec.Struct):
             if seconds > 0.0:
                 self._add(self.open.setdefault(run, {}), name, seconds)
 
-    def _resolve(self, run: str, rebooted: bool) -> None:
+    def _resolve(self, run: str, rebooted: bool, waited: bool) -> None:
         """A stillness that ended by itself was a slow step; one that led to a fault was not."""
         doing, shown = self.doing.get(run), self.shown.get(run, Shown())
         gone = self.last_boot_s - self.seen_boot_s[run] >= ABSENT_S
         cut = doing in CUT or doing in ("idle", "idle_no_spare") and shown.broken
+        # Who asks a run to leave while it stands still has had enough of a hang.
+        cut = cut or doing == "idle" and shown.asked and waited
         if rebooted or cut or gone and WAITING in self.open[run]:
             self._book(run, DETECTION, sum(self.open.pop(run).values()))
         elif gone or doing == "idle" or (

@@ -68,7 +68,9 @@ class RunCase:
     def read(self, ctx: Context) -> None:
         """The newest document, before anything else: who may lead follows from it."""
         if self.document.read(ctx):
-            progress.new_launcher(self.state)
+            # Where ranks of the run live on other nodes, it goes on.
+            if not self._elsewhere(ctx, self.document.current(ctx)):
+                progress.new_launcher(self.state, ctx.view.grade == TRAINER)
             self.recovery.forget()
             self.ending.forget(ctx)
             self.operator.drain("")
@@ -404,7 +406,7 @@ class RunCase:
             recovery is not None and not trains or parked
             or any(r.ended and not ends.ended_well(r.ended) for r in mine))
         failed = state.finish_code > 0 and not leaves
-        self.shown = _shown(live, now.last_step_boot_s, broken or failed)
+        self.shown = _shown(live, now.last_step_boot_s, broken or failed, leaves)
         placed = current is not None and any(node == view.node for _, node in current.ranks)
         resumed = current.resume.step if current else 0
         earlier = now.earlier_step_boot_s > 0.0
@@ -423,7 +425,9 @@ class RunCase:
                 resumed if view.grade == TRAINER else 0),
             phases=tuple(sorted({_phase(r, view) for r in live})), compiling=bool(view.compiling),
             step=min((r.step for r in live), default=0),
-            base_step=max(now.base_step, current.peak if current and earlier else 0),
+            # A trainer goes on from its checkpoints under a new launcher too.
+            base_step=max(now.base_step, current.peak if current and (
+                earlier or view.grade == TRAINER) else 0),
             resumed_step=resumed, redoes=view.grade == TRAINER,
             step_s=state.history.step_s, still_s=max((r.still_s for r in live), default=0.0),
         ))
@@ -438,14 +442,16 @@ class RunCase:
         return sum(one.is_fit for one in nodes) < view.nnodes_min
 
 
-def _shown(live: list[RankView], last_step_boot_s: float, broken: bool) -> ledger.Shown:
+def _shown(
+    live: list[RankView], last_step_boot_s: float, broken: bool, asked: bool
+) -> ledger.Shown:
     total: dict[str, float] = {}
     for rank in live:
         for phase, seconds in rank.phase_s:
             total[phase] = total.get(phase, 0.0) + seconds
     return ledger.Shown(
         live[0].generation if live else 0, tuple(rank.rank for rank in live), total,
-        last_step_boot_s, broken)
+        last_step_boot_s, broken, asked)
 
 
 def _phase(rank: RankView, view: RunView) -> str:

@@ -128,6 +128,8 @@ def new_boot(state: RunState, boot_s: float) -> None:
         earlier_step_boot_s=0.0, began_boot_s=boot_s)
 
 
-def new_launcher(state: RunState) -> None:
+def new_launcher(state: RunState, trainer: bool) -> None:
     """What its predecessor's ranks did was not cut short by anything of its own."""
-    state.progress = replace(state.progress, last_step_boot_s=0.0, earlier_step_boot_s=0.0)
+    state.progress = replace(
+        state.progress, last_step_boot_s=0.0, earlier_step_boot_s=0.0,
+        base_step=state.progress.base_step if trainer else 0)

@@ -141,6 +141,9 @@ def test_a_lost_launcher_or_agent_leaves_open_what_was_open() -> None:
              (107.0, "", 0.0), (108.0, "training", 100.5)]
     assert not_settled(spent(*looks)) == pytest.approx({"training": 5.5})
     assert rows(spent(*looks, (109.0, "recovery", 100.5)))["detection"] == pytest.approx(6.5)
+    away = [(107.0 + at, "", 0.0) for at in range(8)]  # no look of these ten seconds is a step
+    book = spent(*looks[:2], *away, (115.0, "training", 100.5), (116.0, "recovery", 100.5))
+    assert rows(book)["training"] == pytest.approx(0.5)
     # Of one that does not come back, what was open is what it was.
     ticks = [(107.0 + at, "", 0.0) for at in range(70)]
     assert not_settled(spent(*looks[:-1], *ticks)) == {}
@@ -333,6 +336,91 @@ def test_a_hang_that_a_new_launcher_ends_was_no_training() -> None:
     assert rows_of(lab)["detection"] == pytest.approx(12.0), rows_of(lab)
 
 
+def test_a_hang_that_its_user_interrupts_was_no_training() -> None:
+    lab = Lab(grade="script", nproc=1)
+    lab.begin()
+    lab.train(20)
+    trained_s = rows_of(lab)["training"]
+    for still_s in range(1, 6):
+        lab.all(still_s=float(still_s))
+        lab.step(1.0)
+    lab.view = replace(lab.view, shutdown="interrupted")
+    lab.end(0, Ended(130, 2))
+    lab.step(1.0)
+    assert rows_of(lab)["detection"] == pytest.approx(6.0), rows_of(lab)
+    assert rows_of(lab)["training"] == pytest.approx(trained_s), rows_of(lab)
+
+
+def submitted_again(lab: Lab) -> None:
+    """The launcher is gone with its ranks, and another of the same name comes."""
+    lab.view = replace(lab.view, connected=False)
+    lab.step(2.0)
+    lab.view = replace(lab.view, connected=True, registered_boot_s=lab.boot_s, generation=0,
+                       ranks=(), state="idle")
+    lab.step(1.0)
+    lab.begin()
+
+
+def test_what_a_trainer_does_again_under_a_new_launcher_is_recomputing() -> None:
+    lab = Lab()
+    lab.begin()
+    lab.train(50)
+    lab.commit(20)
+    submitted_again(lab)
+    before = rows_of(lab)["training"]
+    assert lab.plan().resume.step == 20
+    lab.all(step=20)
+    lab.train(60)
+    spent_s = rows_of(lab)
+    assert spent_s["recomputing"] == pytest.approx(30 * 0.15, abs=0.2), spent_s
+    assert spent_s["training"] - before == pytest.approx(10 * 0.15, abs=0.2), spent_s
+
+
+def test_a_script_that_is_submitted_again_does_nothing_again() -> None:
+    lab = Lab(grade="script", nproc=1)
+    lab.begin()
+    lab.train(50)
+    lab.kill(0)
+    lab.settle()
+    lab.train(60)
+    lab.end(0, Ended(0, 0))
+    lab.settle()
+    lab.step(1.0)
+    before = dict(rows_of(lab))
+    submitted_again(lab)
+    lab.train(30)
+    spent_s = {name: s - before.get(name, 0.0) for name, s in rows_of(lab).items()}
+    assert spent_s["training"] == pytest.approx(30 * 0.15, abs=0.3), spent_s
+    assert spent_s.get("maybe_recomputing", 0.0) == 0.0, spent_s
+
+
+@pytest.mark.parametrize("grade", ["trainer", "script"])
+def test_a_launcher_that_one_of_many_nodes_lost_costs_what_its_incident_says(grade: str) -> None:
+    cluster = Cluster("ab", grade=grade)
+    for _ in range(20):
+        cluster.step(0.25)
+    steps(cluster, 20)
+    before = {name: dict(rows_of(lab)) for name, lab in cluster.labs.items()}
+    for _ in range(10):
+        for lab in cluster.labs.values():
+            lab.all(still_s=0.1)
+        cluster.step(0.25)
+    lead = cluster.labs[cluster.leader()]
+    lead.view = replace(lead.view, connected=False, ranks=())
+    cluster.step(1.0)
+    lead.view = replace(lead.view, connected=True, registered_boot_s=lead.boot_s, generation=0,
+                        ranks=(), state="")
+    for _ in range(40):
+        cluster.step(0.25)
+    steps(cluster, 22)
+    (one,) = [one for lab in cluster.labs.values() for one in lab.incidents.values()
+              if one.fault == "launcher_lost"]
+    assert one.detection_s > 2.5
+    (other,) = [lab for lab in cluster.labs.values() if lab is not lead]
+    spent_s = rows_of(other)["detection"] - before[other.name].get("detection", 0.0)
+    assert spent_s == pytest.approx(one.detection_s, abs=1.0), (one, rows_of(other))
+
+
 def rows_of(lab: Lab) -> dict[str, float]:
     return {name: seconds for _, name, seconds in lab.decision.run_ledger}
 
@@ -355,11 +443,11 @@ def test_what_a_run_does_has_one_name(doing: Doing, name: str) -> None:
 
 def test_memory_of_an_older_release_keeps_its_seconds() -> None:
     old = (b'{"node": {"checkpoint": 2.0, "redone": 1.0, "idle": 4.0}, '
-           b'"runs": {"r": {"redone": 1.0}}}')
+           b'"runs": {"r": {"redone": 1.0}}, "doing": {"r": "redone"}}')
     book = msgspec.json.decode(old, type=Ledger)
     assert book.node == {"checkpoint_stall": 2.0, "recomputing": 1.0, "idle": 4.0}
     assert sum(seconds for _, seconds in book.node_rows()) == 7.0
-    assert book.runs == {"r": {"recomputing": 1.0}}
+    assert book.runs == {"r": {"recomputing": 1.0}} and book.doing == {"r": "recomputing"}
 
 
 def test_a_stillness_that_an_older_release_held_is_detection() -> None:
