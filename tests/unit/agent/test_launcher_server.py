@@ -455,8 +455,8 @@ def test_who_does_not_say_hello_is_ended(agent, tmp_path, monkeypatch):
 
 
 def test_a_launcher_that_still_imports_is_seen_as_coming(agent, tmp_path, monkeypatch):
-    monkeypatch.setattr("holdfast.agent.launchers.server.HELLO_S", 0.2)
-    monkeypatch.setattr("holdfast.agent.launchers.server.COMING_S", 1.0)
+    monkeypatch.setattr("holdfast.agent.launchers.server.HELLO_S", 0.5)
+    monkeypatch.setattr("holdfast.agent.launchers.server.COMING_S", 2.0)
 
     async def scenario(daemon, node, launch):
         late = launch(run="late")
