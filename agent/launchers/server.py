@@ -30,7 +30,7 @@ from .rank_monitor import RankMonitor, pidfd_pid
 from .run_session import RunSession, Where, explained
 
 HELLO_S = 5.0  # a launcher says who it is at once; who does not only holds a place
-COMING_S = 60.0  # ... or for whom it comes, and imports: torch from a cold network disk takes this
+COMING_S = 60.0  # ... or that it imports: torch from a cold network disk takes so long
 ACCEPTS_PER_WAKE = 64
 PACKETS_PER_WAKE = 4  # of one launcher: it cannot keep the loop for itself
 OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)  # of accept

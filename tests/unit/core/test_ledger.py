@@ -247,7 +247,7 @@ def steps(cluster: Cluster, to: int) -> None:
         cluster.step(0.25)
 
 
-def test_a_spare_waits_in_startup_and_who_starts_late_does_not_recover() -> None:
+def test_a_spare_waits_in_startup_all_the_while() -> None:
     cluster = Cluster("abc", nnodes=2)
     for _ in range(20):
         cluster.step(0.25)
@@ -317,14 +317,20 @@ def test_an_agent_that_is_started_anew_in_a_step_knows_what_a_fault_cut_short(
     assert rows_of(lab)["training"] == pytest.approx(trained_s)
 
 
-def test_a_hang_that_a_new_launcher_ends_was_no_training() -> None:
+def stands_still(seconds: int) -> tuple[Lab, float]:
+    """A script that does so for that long, and what it had trained before."""
     lab = Lab(grade="script", nproc=1)
     lab.begin()
     lab.train(20)
     trained_s = rows_of(lab)["training"]
-    for still_s in range(1, 12):
+    for still_s in range(1, seconds + 1):
         lab.all(still_s=float(still_s))
         lab.step(1.0)
+    return lab, trained_s
+
+
+def test_a_hang_that_a_new_launcher_ends_was_no_training() -> None:
+    lab, trained_s = stands_still(11)
     lab.view = replace(lab.view, connected=False)
     for _ in range(5):
         lab.step(1.0)
@@ -337,13 +343,7 @@ def test_a_hang_that_a_new_launcher_ends_was_no_training() -> None:
 
 
 def test_a_hang_that_its_user_interrupts_was_no_training() -> None:
-    lab = Lab(grade="script", nproc=1)
-    lab.begin()
-    lab.train(20)
-    trained_s = rows_of(lab)["training"]
-    for still_s in range(1, 6):
-        lab.all(still_s=float(still_s))
-        lab.step(1.0)
+    lab, trained_s = stands_still(5)
     lab.view = replace(lab.view, shutdown="interrupted")
     lab.end(0, Ended(130, 2))
     lab.step(1.0)
