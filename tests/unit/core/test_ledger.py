@@ -240,9 +240,9 @@ def test_every_node_of_a_run_books_a_step_that_one_of_them_lost(parks: bool) -> 
 def steps(cluster: Cluster, to: int) -> None:
     """Every rank finishes steps up to `to`."""
     done = max(rank.step for lab in cluster.labs.values() for rank in lab.view.ranks)
-    for done in range(done + 1, to + 1):
+    for step in range(done + 1, to + 1):
         for lab in cluster.labs.values():
-            lab.all(step=done, phase="forward_backward", still_s=0.0, step_time_s=0.25,
+            lab.all(step=step, phase="forward_backward", still_s=0.0, step_time_s=0.25,
                     state="running", parked=None)
         cluster.step(0.25)
 
