@@ -138,9 +138,11 @@ class Pipeline:
         except Exception as error:  # whatever torch meets in a user's model
             if problems:
                 raise problems[0] from None
+            if found := trace.of_memory(error):
+                raise found from None  # like any other failure: it may be there next time
             raise ConfigError([
-                f"strategy = 'pipeline': {self.model_class} cannot be traced: {_root_of(error)}; "
-                "take what depends on values out of its forward, or set strategy = 'ddp'"
+                f"strategy = 'pipeline': {self.model_class} cannot be traced: "
+                f"{trace.root_of(error)}; take what depends on values out of its forward, or set strategy = 'ddp'"
             ]) from error
         self.trace_s = time.monotonic() - began
 
@@ -586,10 +588,3 @@ def _reject_tied(model: nn.Module, stages: int) -> None:
                 f"strategy = 'pipeline': {seen[id(parameter)]} and {name} are one parameter, which "
                 "a cut would part: untie them, or set strategy = 'ddp'"])
         seen[id(parameter)] = name
-
-
-def _root_of(error: BaseException) -> str:
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return " ".join(str(error).split())[:200] or type(error).__name__
-

@@ -1,7 +1,8 @@
 """A model's step as a chain of pieces: what each computes, holds, keeps and would send on.
 
-Owns the reading of torch.export's graph.  What is counted is operations and bytes of the graph, not
-seconds of a clock: every rank must come to the same plan without talking to another.
+Owns the reading of torch.export's graph, and of what went wrong on the way to it.  What is counted
+is operations and bytes of the graph, not seconds of a clock: every rank must come to the same plan
+without talking to another.
 """
 
 from __future__ import annotations
@@ -198,3 +199,20 @@ def _operations(node: Any) -> float:
     if kind.startswith("conv") and len(given) > 1:
         return 2.0 * numbers * math.prod(given[1].shape[1:])
     return 0.0
+
+
+def of_memory(error: BaseException | None) -> BaseException | None:
+    """That there was no memory, if this came from it.  torch has a class of its own for an
+    accelerator's, and of the processor's only words."""
+    while error is not None:
+        if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or (
+                isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)):
+            return error
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def root_of(error: BaseException) -> str:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return " ".join(str(error).split())[:200] or type(error).__name__

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import tempfile
 
 import pytest
@@ -74,6 +75,21 @@ def test_the_plan_is_the_same_everywhere_and_told(tmp_path):
 def test_what_cannot_be_cut_is_a_sentence(more, said):
     with pytest.raises(ConfigError, match=said):
         strategy(*more).warm_up(batch())
+
+
+@pytest.mark.parametrize("error", [
+    MemoryError("no more"), torch.OutOfMemoryError("CUDA out of memory"),
+    RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory")])
+def test_no_memory_to_trace_with_is_no_mistake_in_the_model(monkeypatch, error):
+    """Code 78 would end a run whose world shrank, for the want of memory at that moment."""
+    from tiny import Chain
+
+    def forward(_self, _batch):
+        raise error
+
+    monkeypatch.setattr(Chain, "forward", forward)
+    with pytest.raises(type(error), match=re.escape(str(error))):
+        strategy("model=tiny:Chain").warm_up(batch())
 
 
 def test_stages_that_do_not_divide_the_ranks_are_a_sentence():
