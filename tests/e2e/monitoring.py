@@ -22,10 +22,17 @@ from running import wait_for
 PROMETHEUS, ALERTMANAGER = "prometheus", "prometheus-alertmanager"
 
 
+GIVEN: set[int] = set()  # ports, each once: threads of one test ask at one time
+
+
 def free_port() -> int:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
+        port = int(taken.getsockname()[1])
+        if port in GIVEN:
+            return free_port()
+    GIVEN.add(port)
+    return port
 
 
 def get(url: str) -> Any:

@@ -8,9 +8,10 @@ import json
 import re
 import time
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
-import pytest
 import yaml
 from monitoring import Server, alertmanager, get, prometheus, servers
 from running import Run, Runs, wait_for
@@ -262,14 +263,9 @@ class Watched:
                     if path == "/page"})
 
 
-@pytest.mark.parametrize(("count", "last"), [
-    (4, "HoldfastRunNotTraining"),  # of half an hour: thirty seconds here
-    (2, "HoldfastRunNotTraining"),
-    (1, "HoldfastAgentAbsent"),  # the last to come: nobody is left to say that its run stands
-])
-def test_one_dead_node_is_one_page(count: int, last: str, tmp_path: Path) -> None:
+def one_dead_node(count: int, last: str, folder: Path) -> None:
     with contextlib.ExitStack() as stack:
-        watched = Watched(stack, tmp_path, count)
+        watched = Watched(stack, folder, count)
         people = watched.people
         watched.pass_by(8)
         assert told(people, "/page") == set(), "a healthy fleet wakes nobody"
@@ -287,10 +283,10 @@ def test_one_dead_node_is_one_page(count: int, last: str, tmp_path: Path) -> Non
             r"http://127\.0\.0\.1:\d+/runbooks/fleet/run_node_lost\.md", url)
 
 
-def test_a_run_that_was_given_up_is_one_page_that_names_it(tmp_path: Path) -> None:
+def a_run_that_was_given_up(folder: Path) -> None:
     """The page stands for the run's standstill, which has the run's name as well."""
     with contextlib.ExitStack() as stack:
-        watched = Watched(stack, tmp_path, 2)
+        watched = Watched(stack, folder, 2)
         watched.pass_by(5)
         watched.fleet.begin_fault("budget_spent", "run/m5/rank/1")
         watched.pass_by(150, until="HoldfastRunNotTraining")
@@ -302,6 +298,23 @@ def test_a_run_that_was_given_up_is_one_page_that_names_it(tmp_path: Path) -> No
         assert "HoldfastBudgetSpent" in watched.firing()
         said = [one["labels"] for one in watched.people.alerts("/ticket")]
         assert not [one for one in said if one.get("run") == "m5"], "a ticket says nothing more"
+
+
+def test_one_dead_node_and_a_run_that_was_given_up_are_one_page_each(tmp_path: Path) -> None:
+    """Four fleets side by side: each waits half a minute, and wants little of a processor."""
+    fleets = {
+        "of four": partial(one_dead_node, 4, "HoldfastRunNotTraining"),
+        "of two": partial(one_dead_node, 2, "HoldfastRunNotTraining"),
+        # Nobody is left to say that its run stands: the last to come is another one.
+        "alone": partial(one_dead_node, 1, "HoldfastAgentAbsent"),
+        "given up": a_run_that_was_given_up,
+    }
+    for name in fleets:
+        (tmp_path / name).mkdir()
+    with ThreadPoolExecutor(len(fleets)) as pool:
+        ends = [pool.submit(fleet, tmp_path / name) for name, fleet in fleets.items()]
+    for end in ends:
+        end.result()
 
 
 def test_the_agent_serves_what_an_alert_links_to(runs: Runs) -> None:
