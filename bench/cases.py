@@ -42,6 +42,7 @@ class Case(NamedTuple):
     flags: tuple[str, ...] = ()
     wrapper: str = ""
     limit_s: float = 60.0  # fault -> first new step; torchrun may never come back
+    settings: tuple[str, ...] = ()  # of the trainer
 
 
 CASES = (
@@ -102,7 +103,7 @@ def command_of(case: Case, where: Place, name: str, shared: Path) -> list[str]:
     """`shared` holds what every trainer run may reuse: the corpus and the tokenizer."""
     if case.grade == "trainer":
         settings = [f"work_dir={shared}", f"checkpoint.dir={where.home / 'checkpoints'}",
-                    f"steps={STEPS}", f"micro_batches={case.ranks}"]
+                    f"steps={STEPS}", f"micro_batches={case.ranks}", *case.settings]
         return common.train_command(case.ranks, name, *settings, flags=case.flags)
     script = [str(BENCH / "workload_script.py"), "--dir", str(where.home), "--steps-file",
               str(where.home / "steps"), "--steps", str(STEPS)]

@@ -1,13 +1,18 @@
 """The engines beside what they are measured against, over nodes whose links are shaped.
 
-    python -m bench.engines [--runs 2] [--cases mics hops sdp slow plans] [--quick]
+    python -m bench.engines [--runs 2] [--cases mics hops sdp slow plans faults compiles] [--quick]
 
-Five cases.  `mics`: groups inside two nodes against sharding over all four ranks, taking turns, and
-once with one micro-step instead of four.  `hops`: sharding over all ranks of two nodes, gathered in
-two hops and in one.  `sdp`: balanced parts against torch's all-reduce, over four nodes of two
-ranks.  `slow`: bench/repartition.py's pipeline of which one rank becomes slow.  `plans`:
-bench/pipeline.py's partition and bubbles.  Nodes are network namespaces (root, iproute2); what
-crosses between them is counted at their interfaces, with headers.  All ranks share this machine's
+Seven cases.  `mics`: groups inside two nodes against sharding over all four ranks, gathered in one
+hop and in two, taking turns, and once with one micro-step instead of four; inside a node links are
+16 times as fast as between them.  `hops`: sharding over all ranks of two nodes, gathered in two
+hops and in one.  `sdp`: balanced parts against torch's all-reduce, over four nodes of two ranks and
+two of four; `bound` is what the bytes alone allow, (w - 1) / w of the gradients in torch's ring
+over w ranks by (n - 1) / n in parts over n nodes; `apart_in_time` is the most by which the bytes
+that two nodes had sent at one moment differed, by those of a step.  `slow`: bench/repartition.py's
+pipeline of which one rank becomes slow.  `plans`: bench/pipeline.py's partition and bubbles.
+`faults`: bench/engines_faults.py's lost ranks.  `compiles`: bench/xla.py's starts, where
+HOLDFAST_TEST_XLA_PYTHON is set.  Nodes are network namespaces (root, iproute2); what crosses
+between them is counted at their interfaces, with headers.  All ranks share this machine's
 processors: what is computed is small, so that the links are what is waited for.
 """
 
@@ -23,7 +28,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from . import common, pipeline, repartition
+from . import common, engines_faults, engines_table, pipeline, repartition, xla
+from .cables import apart_in_time, inside, sent_so_far
 from .common import BENCH, ROOT, Failed, Results
 
 sys.path.insert(0, str(ROOT / "tests"))
@@ -40,7 +46,6 @@ MODEL = ("model=blocks:Model", "data=blocks:Data", f"model_options.width={WIDTH}
          "snapshot.enabled=false", "optimizer.warmup_steps=0")
 
 
-BESIDE = {"mics": "fsdp", "hops": "flat", "sdp": "ddp"}  # case -> what it is measured against
 FLAT = ("strategy=fsdp", "fsdp.hierarchical=false")
 
 
@@ -50,6 +55,7 @@ class Measured(NamedTuple):
     step_s: float
     sent: tuple[int, ...]  # bytes in a step, by node
     gradients: dict[str, Any]
+    apart: float = 0.0  # of what nodes had sent at one moment, by a step's bytes
 
 
 def world(nodes: Nodes, ranks: int, settings: Sequence[str], tag: str) -> Measured:
@@ -67,7 +73,8 @@ def world(nodes: Nodes, ranks: int, settings: Sequence[str], tag: str) -> Measur
              f"work_dir={out}", *settings],
             {"PYTHONPATH": os.pathsep.join([str(ROOT / ".types"), str(ROOT), str(TESTS)]),
              "OMP_NUM_THREADS": "1"}, output=f"{tag}.out") for node in nodes]
-    codes = [process.wait(LIMIT_S) for process in started]
+    with sent_so_far(nodes) as seen:
+        codes = [process.wait(LIMIT_S) for process in started]
     if any(codes):
         raise Failed(f"{tag} ended with {codes}: " + nodes[0].said(f"{tag}.out")[-400:])
     rows = [json.loads((out / f"rank-{rank}.json").read_text()) for rank in range(count * ranks)]
@@ -78,7 +85,7 @@ def world(nodes: Nodes, ranks: int, settings: Sequence[str], tag: str) -> Measur
     parts = [torch.load(out / f"gradients-{rank}.pt") for rank in range(count * ranks)]
     shutil.rmtree(out)
     return Measured(statistics.median(b - a for a, b in zip(ends_s, ends_s[1:], strict=False)),
-                    sent, whole(parts, settings, ranks))
+                    sent, whole(parts, settings, ranks), apart_in_time(seen, ends_s, sent))
 
 
 def whole(parts: list[dict[str, Any]], settings: Sequence[str], ranks: int) -> dict[str, Any]:
@@ -99,9 +106,10 @@ def distance(one: dict[str, Any], other: dict[str, Any]) -> float:
 
 def mics(runs: int) -> Iterator[dict[str, Any]]:
     """Two nodes of two ranks; four micro-steps, and mics once with one."""
-    sharded = {"mics": ("strategy=mics", "mics.group=2"), "fsdp": FLAT}
+    sharded = {"mics": ("strategy=mics", "mics.group=2"), "fsdp": FLAT, "hops": ("strategy=fsdp",)}
     found: dict[str, list[Measured]] = {name: [] for name in sharded}
     with Nodes(2, CABLE_MBIT, WEIGHT) as nodes:
+        within_mbit = inside(nodes)
         for turn in range(runs):
             for name, settings in sharded.items():
                 found[name].append(world(
@@ -109,15 +117,19 @@ def mics(runs: int) -> Iterator[dict[str, Any]]:
         once = world(nodes, 2, (*sharded["mics"], "micro_batches=4"), "mics-once")
         plain = world(nodes, 2, ("strategy=ddp", "micro_batches=16"), "ddp")
     ours, theirs = found["mics"], found["fsdp"]
-    faster = statistics.median(one.step_s for one in theirs) / statistics.median(
-        one.step_s for one in ours)
+    faster, than_hops = (statistics.median(
+        other.step_s / one.step_s for one, other in zip(ours, found[name]))
+        for name in ("fsdp", "hops"))
     sent = statistics.mean(max(one.sent) for one in ours)
     apart = max(distance(plain.gradients, found[name][0].gradients) for name in sharded)
     per_micro_step = sent / 4 / max(once.sent)
     yield {"case": "mics", "nodes": 2, "ranks": 4, "runs": runs, "cable_mbit": CABLE_MBIT,
            "mics_step_s": [round(one.step_s, 4) for one in ours],
            "fsdp_step_s": [round(one.step_s, 4) for one in theirs],
+           "hops_step_s": [round(one.step_s, 4) for one in found["hops"]],
            "ddp_step_s": round(plain.step_s, 4), "throughput": round(faster, 2),
+           "throughput_of_hops": round(than_hops, 2), "inside_mbit": round(within_mbit),
+           "load": os.getloadavg()[0],
            "mics_sent": [one.sent for one in ours], "fsdp_sent": [one.sent for one in theirs],
            "mics_sent_one_micro_step": once.sent, "bytes_per_micro_step": round(per_micro_step, 3),
            "apart": apart, "ok": faster >= 2.8 and apart <= 1e-6 and per_micro_step <= 0.26,
@@ -150,24 +162,29 @@ def hops(runs: int) -> Iterator[dict[str, Any]]:
 
 
 def sdp(runs: int) -> Iterator[dict[str, Any]]:
-    """Four nodes of two ranks."""
-    found: dict[str, list[Measured]] = {"sdp": [], "ddp": []}
-    with Nodes(4, CABLE_MBIT, WEIGHT) as nodes:
-        for turn in range(runs):
-            for name, made in found.items():
-                made.append(world(nodes, 2, (f"strategy={name}", "micro_batches=8"),
-                                  f"{name}-{turn}"))
-    faster = statistics.median(one.step_s for one in found["ddp"]) / statistics.median(
-        one.step_s for one in found["sdp"])
-    uneven = max(max(one.sent) / min(one.sent) for one in found["sdp"])
-    yield {"case": "sdp", "nodes": 4, "ranks": 8, "runs": runs, "cable_mbit": CABLE_MBIT,
-           "sdp_step_s": [round(one.step_s, 4) for one in found["sdp"]],
-           "ddp_step_s": [round(one.step_s, 4) for one in found["ddp"]],
-           "throughput": round(faster, 2), "highest_by_lowest": round(uneven, 4),
-           "sdp_sent": [one.sent for one in found["sdp"]],
-           "ddp_sent": [one.sent for one in found["ddp"]],
-           "apart": distance(found["ddp"][0].gradients, found["sdp"][0].gradients),
-           "ok": faster >= 2.0 and uneven <= 1.01, "why": ""}
+    """Eight ranks, on four nodes and on two."""
+    for count in (4, 2):
+        ranks = 8 // count
+        found: dict[str, list[Measured]] = {"sdp": [], "ddp": []}
+        with Nodes(count, CABLE_MBIT, WEIGHT) as nodes:
+            for turn in range(runs):
+                for name, made in found.items():
+                    made.append(world(nodes, ranks, (f"strategy={name}", "micro_batches=8"),
+                                      f"{name}-{turn}"))
+        pairs = [ddp.step_s / one.step_s for one, ddp in zip(found["sdp"], found["ddp"])]
+        faster = statistics.median(pairs)
+        uneven = max(max(one.sent) / min(one.sent) for one in found["sdp"])
+        yield {"case": "sdp", "nodes": count, "ranks": 8, "runs": runs, "cable_mbit": CABLE_MBIT,
+               "sdp_step_s": [round(one.step_s, 4) for one in found["sdp"]],
+               "ddp_step_s": [round(one.step_s, 4) for one in found["ddp"]],
+               "throughput": round(faster, 2), "bound": round(7 / 8 * count / (count - 1), 2),
+               "highest_by_lowest": round(uneven, 4), "load": os.getloadavg()[0],
+               "apart_in_time": {name: [round(one.apart, 4) for one in made]
+                                 for name, made in found.items()},
+               "sdp_sent": [one.sent for one in found["sdp"]],
+               "ddp_sent": [one.sent for one in found["ddp"]],
+               "apart": distance(found["ddp"][0].gradients, found["sdp"][0].gradients),
+               "ok": faster >= 2.0 and uneven <= 1.01, "why": ""}
 
 
 def cases(names: Sequence[str], runs: int, quick: bool) -> Iterator[dict[str, Any]]:
@@ -182,44 +199,20 @@ def cases(names: Sequence[str], runs: int, quick: bool) -> Iterator[dict[str, An
     if "plans" in names:
         yield pipeline.partition(5 if quick else 50)
         for stages, many in pipeline.CASES[:1] if quick else pipeline.CASES:
-            yield pipeline.bubble(stages, many, "interleaved")
-
-
-def table(rows: list[dict[str, Any]]) -> str:
-    """Markdown, of the rows of one invocation."""
-    said = []
-    for row in rows:
-        if row["case"] in BESIDE:
-            other = BESIDE[row["case"]]
-            mine, theirs = (statistics.mean(max(sent) for sent in row[f"{name}_sent"]) / 1e6
-                            for name in (row["case"], other))
-            measured = (f"{row['throughput']} times {other}'s throughput; {mine:.1f} MB a node and "
-                        f"step instead of {theirs:.1f}; gradients {row['apart']:.0e} apart")
-            if "bytes_per_micro_step" in row:
-                measured += f"; {row['bytes_per_micro_step']} of the bytes of one micro-step each"
-            elif "highest_by_lowest" in row:
-                measured += f"; highest / lowest node {row['highest_by_lowest']}"
-            runs = f"{row['runs']} of each"
-        elif row["case"] == "slow-stage":
-            measured = (f"one of {row['stages']} ranks {row['slower']:.0f} times slower: "
-                        f"{100 * row['back_median']:.0f} % of the lost throughput came back, "
-                        f"{100 * row['of_possible']:.0f} % of what the best cut could bring back")
-            runs = str(row["runs"])
-        elif row["case"] == "bubble":
-            measured = (f"{row['stages']} stages, {row['micro_batches']} micro-batches: "
-                        f"{row['bubble']:.3f}, formula {row['formula']:.3f}")
-            runs = f"best of {len(row['step_s'])} steps"
-        else:
-            measured, runs = f"worst {row['worst_ratio']} of brute force", f"{row['nets']} nets"
-        said.append(f"| {row['case']} | {measured} | {runs} | {'yes' if row['ok'] else 'no'} |")
-    return "\n".join(["| case | measured | runs | goal |", "|---|---|---|---|", *said])
+            for schedule in ("interleaved", "simple"):
+                yield pipeline.bubble(stages, many, schedule)
+    if "faults" in names:
+        yield from engines_faults.faults(1 if quick else max(runs, 5))
+    python = os.environ.get("HOLDFAST_TEST_XLA_PYTHON")
+    if "compiles" in names and python:
+        yield xla.second_start(python)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """0 when every row is within its goal."""
     parser = argparse.ArgumentParser(prog="bench.engines", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    names = ["mics", "hops", "sdp", "slow", "plans"]
+    names = ["mics", "hops", "sdp", "slow", "plans", "faults", "compiles"]
     parser.add_argument("--cases", nargs="+", choices=names, default=names)
     parser.add_argument("--runs", type=int, default=2, help="of each strategy over nodes")
     parser.add_argument("--quick", action="store_true", help="one run, few plans")
@@ -231,7 +224,7 @@ def main(arguments: list[str] | None = None) -> int:
         results.add(row)
         rows.append(row)
         print({key: value for key, value in row.items() if key != "why"}, flush=True)
-    print(table(rows), f"rows: {results.path}", sep="\n\n")
+    print(engines_table.table(rows), f"rows: {results.path}", sep="\n\n")
     return 0 if all(row["ok"] for row in rows) else 1
 
 

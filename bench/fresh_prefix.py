@@ -4,11 +4,15 @@ torchrun's workers meet in the agent's store, which keeps what the dead ones wro
 rank may read its predecessor's address and never come back.  This wrapper, and not the script,
 sets a fresh prefix, so that torchrun is also measured at its best.
 
-    python -m torch.distributed.run ... fresh_prefix.py SCRIPT ARGS
+With --gloo-limit a collective gives up after so many seconds, and not after torch's 30 minutes:
+without it ranks wait for one whose machine is gone.
+
+    python -m torch.distributed.run ... fresh_prefix.py [--gloo-limit SECONDS] SCRIPT ARGS
 """
 
 from __future__ import annotations
 
+import datetime
 import os
 import runpy
 import sys
@@ -18,18 +22,20 @@ import torch.distributed as dist
 
 
 def main() -> None:
-    script, *sys.argv[1:] = sys.argv[1:]
-    sys.argv[0] = script
+    words, limit = sys.argv[1:], dict[str, Any]()
+    if words[0] == "--gloo-limit":
+        limit, words = {"timeout": datetime.timedelta(seconds=float(words[1]))}, words[2:]
+    sys.argv = words
     original = dist.init_process_group
 
     def init_process_group(backend: str, **options: Any) -> None:
         store, rank, world = next(iter(dist.rendezvous("env://")))
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         prefixed = dist.PrefixStore(f"restart-{attempt}", store)
-        original(backend, store=prefixed, rank=rank, world_size=world, **options)
+        original(backend, store=prefixed, rank=rank, world_size=world, **limit, **options)
 
     setattr(dist, "init_process_group", init_process_group)  # noqa: B010 - a patch
-    runpy.run_path(script, run_name="__main__")
+    runpy.run_path(words[0], run_name="__main__")
 
 
 if __name__ == "__main__":

@@ -2,9 +2,11 @@
 
 Owns reading smaps_rollup.  RSS counts a page in every process that maps it, PSS divides it among
 them: a forked store child or standby shares most of the launcher's pages, so both are stated.
-Ranks that were forked share them too; `job` is the PSS of everything, ranks included.
+Ranks that were forked share them too; `job` is the PSS of everything, ranks included.  `sharded` is
+a model of 59 million weights under fsdp: what its standby needs, now and at its peak, beside the
+shard and the model that it does not hold yet.
 
-    python -m bench.memory [--runs 5] [--quick]
+    python -m bench.memory [--runs 5] [--cases torchrun script trainer sharded] [--quick]
 """
 
 from __future__ import annotations
@@ -27,7 +29,15 @@ WATCHED = {
     "torchrun": Case("memory_torchrun", "torchrun", "none"),
     "script": Case("memory_holdfast_script", "script", "none"),
     "trainer": Case("memory_holdfast_trainer", "trainer", "none"),
+    "sharded": Case("memory_holdfast_sharded", "trainer", "none", settings=(
+        "strategy=fsdp", "model_options.width=1024", "checkpoint.every=0")),
 }
+
+
+def peak_mb(pid: int) -> float:
+    """The most that was resident.  Raises OSError when it is gone."""
+    text = Path(f"/proc/{pid}/status").read_text()
+    return int(text.partition("VmHWM:")[2].split()[0]) / 1024
 
 
 def rollup(pid: int) -> dict[str, float]:
@@ -73,12 +83,13 @@ def census(run: Run) -> list[dict[str, Any]]:
             continue
         try:
             memory = rollup(pid)
-            kind = kind_of(pid, root, standbys)
+            kind, peak = kind_of(pid, root, standbys), peak_mb(pid)
         except OSError:
             continue  # a short task of the launcher's
         found.append({
             "process": kind, "rss_mb": round(memory["Rss"], 1), "pss_mb": round(memory["Pss"], 1),
             "private_mb": round(memory["Private_Clean"] + memory["Private_Dirty"], 1),
+            "peak_mb": round(peak, 1),
         })
     return found
 
@@ -99,7 +110,7 @@ def measure(which: str, shared: Path) -> dict[str, Any]:
                 found = census(run)
                 row["ranks_pss_mb"] = round(sum(
                     rollup(pid)["Pss"] for pid in {step.pid for step in run.steps}), 1)
-            except (Failed, OSError) as error:
+            except (Failed, OSError, IndexError) as error:  # the status of a zombie has no memory
                 return {**row, "why": str(error), "log": common.log_tail(where)}
     totals = {f"total_{key}": round(sum(item[key] for item in found), 1)
               for key in ("rss_mb", "pss_mb", "private_mb")}
@@ -129,13 +140,14 @@ class Settled:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="bench.memory")
     parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--cases", nargs="+", choices=WATCHED, default=list(WATCHED))
     parser.add_argument("--quick", action="store_true", help="one run of each")
     parser.add_argument("--out", type=Path, default=BENCH / "results")
     options = parser.parse_args(arguments)
     results = Results("memory", options.out)
     with tempfile.TemporaryDirectory(prefix="hfb-") as folder:
         for _ in range(1 if options.quick else options.runs):
-            for which in WATCHED:
+            for which in options.cases:
                 row = measure(which, Path(folder))
                 results.add(row)
                 print(f"{row['case']}: rss {row.get('total_rss_mb', '-')} MB, "
@@ -143,7 +155,8 @@ def main(arguments: list[str] | None = None) -> int:
                       f"{row.get('job_pss_mb', '-')} MB  {row['why']}", flush=True)
                 for item in row.get("processes", ()):
                     print(f"    {item['process']:9s} rss {item['rss_mb']:6.1f}  "
-                          f"pss {item['pss_mb']:6.1f}  private {item['private_mb']:6.1f}")
+                          f"pss {item['pss_mb']:6.1f}  private {item['private_mb']:6.1f}  "
+                          f"peak {item['peak_mb']:6.1f}")
     print(f"rows: {results.path}")
     return 0
 

@@ -64,6 +64,14 @@ def start(python: str, work: Path, cache: str) -> dict[str, object]:
     return {**row, "said": said[0].partition("] ")[2] if said else ""}
 
 
+def second_start(python: str) -> dict[str, object]:
+    """A row for bench/engines.py: what a start with a warm cache still compiles."""
+    with tempfile.TemporaryDirectory(prefix="hfb-") as scratch:
+        for _ in range(2):
+            row = start(python, Path(scratch), f"{scratch}/cache")
+    return {**row, "case": "compiles", "runs": 1, "ok": row["compiles"] == 0, "why": ""}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=3)

@@ -1,0 +1,202 @@
+"""A script over nodes that are hurt for real: under `holdfast run` and under torchrun, in turns.
+
+The same DDP script, nodes and faults for each.  `rank_kill`: SIGKILL of one rank of four.
+`node_loss`: one node of four loses power and a fifth stands by.  Runners: `holdfast`, with an etcd
+of three members among the nodes; `torchrun` as it comes; `tuned`, torchrun with every time-out of
+its rendezvous shortened, a store prefix of its own for each restart (fresh_prefix.py) and a gloo
+time-out of 3 s.  torchrun's store is on node 0, which is never hurt: its loss ends torchrun's run.
+From the fault to the first step that no rank had finished before, on the slowest rank.  Needs root,
+iproute2, nftables and etcd-server.
+
+    python -m bench.cluster_script [--runs 5] [--runners holdfast torchrun tuned]
+                                   [--faults rank_kill node_loss] [--limit 60]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from .common import BENCH, ROOT, Failed, Results, rounded
+from .observe import Step, StepFile
+
+sys.path.insert(0, str(ROOT / "tests"))
+
+from nodes.harness import Nodes
+from nodes.worlds import World
+
+RUNNERS, FAULTS = ("holdfast", "torchrun", "tuned"), ("rank_kill", "node_loss")
+RANKS, MEMBERS, FAULT_AFTER, PORT = 4, (0, 1, 2), 17, 29500
+START_LIMIT_S, POLL_S, WEIGHT = 300.0, 0.002, 16
+GLOO_LIMIT_S = 3  # of the tuned script: ten of its steps
+TUNED = "keep_alive_interval=1,keep_alive_max_attempt=2,last_call_timeout=1,heartbeat=1"
+
+
+class Script:
+    """One world of nodes, each with a launcher of the same script."""
+
+    def __init__(self, nodes: Nodes, runner: str) -> None:
+        self.nodes, self.runner = nodes, runner
+        self.world = World(nodes, members=MEMBERS)
+        file = self.world.shared / "steps"
+        file.touch()
+        self.file = StepFile(file)
+        self.words = ["--dir", str(self.world.shared), "--steps-file", str(file), "--steps",
+                      "1000000"]
+
+    def launch(self) -> None:
+        if self.runner == "holdfast":
+            self.world.start_store()
+        for node in self.nodes:
+            if self.runner == "holdfast":
+                self.world.launch(
+                    node.number, "run", "--nnodes", str(RANKS), "--nproc-per-node", "1",
+                    "--max-restarts", "3", str(BENCH / "workload_script.py"), *self.words)
+            else:
+                self._torchrun(node.number)
+
+    def _torchrun(self, number: int) -> None:
+        node, tuned = self.nodes[number], self.runner == "tuned"
+        settings = f"is_host={int(number == 0)}" + (f",{TUNED}" if tuned else "")
+        wrapper = [str(BENCH / "fresh_prefix.py"), "--gloo-limit", str(GLOO_LIMIT_S)]
+        node.start(
+            [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(RANKS),
+             "--nproc-per-node", "1", "--max-restarts", "3", "--rdzv-backend", "c10d",
+             "--rdzv-endpoint", f"{self.nodes[0].address}:{PORT}", "--rdzv-id", "job",
+             "--rdzv-conf", settings, "--local-addr", node.address,
+             *(wrapper if tuned else []), str(BENCH / "workload_script.py"), *self.words],
+            {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "eth0"}, output="job.out")
+
+    def until(self, met: Callable[[], bool], limit_s: float) -> bool:
+        """Reads the ranks' steps until it is met; False where it is not within the limit."""
+        limit_s += time.monotonic()
+        while not met():
+            if time.monotonic() > limit_s:
+                return False
+            self.file.poll()
+            time.sleep(POLL_S)
+        return True
+
+    def placed(self) -> dict[int, Step]:
+        """Node -> the last step of the rank there, once all have come far enough."""
+        def newest() -> dict[int, Step]:
+            found = {step.rank: step for step in self.file.steps}
+            return found if len(found) == RANKS and all(
+                step.step >= FAULT_AFTER for step in found.values()) else {}
+
+        if not self.until(lambda: bool(newest()), START_LIMIT_S):
+            raise Failed(f"no step {FAULT_AFTER} of all ranks: {self.said()}")
+        of_pid = {pid: node.number for node in self.nodes for pid in node.pids()}
+        return {of_pid[step.pid]: step for step in newest().values()}
+
+    def said(self) -> str:
+        return "\n".join(f"{node.name}: {node.said('job.out')[-1500:]}" for node in self.nodes)
+
+    def hurt(self, fault: str, number: int, victim: Step) -> int:
+        """When, on the monotonic clock, in nanoseconds."""
+        if fault == "rank_kill":
+            begun_ns = time.monotonic_ns()
+            os.kill(victim.pid, signal.SIGKILL)
+        else:  # a machine without power says no goodbye
+            self.nodes.blackhole(number)
+            begun_ns = time.monotonic_ns()
+            (self.nodes[number].cgroups.all / "cgroup.kill").write_text("1")
+        return begun_ns
+
+    def back(self, begun_ns: int, limit_s: float) -> dict[str, Any]:
+        old = {step.pid for step in self.file.steps}
+
+        def firsts() -> dict[int, int]:
+            """Rank -> when it first finished a step that none had finished before."""
+            top = max(step.step for step in self.file.steps if step.pid in old)
+            found: dict[int, int] = {}
+            for step in self.file.steps:
+                if step.pid not in old and step.step > top:
+                    found.setdefault(step.rank, step.end_ns)
+            return found
+
+        came = self.until(lambda: len(firsts()) == RANKS, limit_s)
+        top = max(step.step for step in self.file.steps if step.pid in old)
+        again = {step.step for step in self.file.steps if step.pid not in old and step.step <= top}
+        return {"came_back": came, "top_step": top, "redone_steps": len(again), "recovery_s": (
+            (max(firsts().values()) - begun_ns) / 1e9 if came else None)}
+
+
+@contextmanager
+def started(runner: str, fault: str) -> Iterator[Script]:
+    with Nodes(RANKS + (fault == "node_loss"), weight=WEIGHT) as nodes:
+        run = Script(nodes, runner)
+        try:
+            run.launch()
+            yield run
+        finally:
+            run.file.close()
+
+
+def measure(runner: str, fault: str, draw: random.Random, limit_s: float) -> dict[str, Any]:
+    row: dict[str, Any] = {"case": f"script_{fault}", "runner": runner, "ok": False, "why": "",
+                           "load_1m": round(os.getloadavg()[0], 2)}
+    try:
+        with started(runner, fault) as run:
+            before = run.placed()
+            number = draw.choice(sorted(set(before) - {0}))
+            row.update(node=number, rank=before[number].rank)
+            begun_ns = run.hurt(fault, number, before[number])
+            found = run.back(begun_ns, limit_s)
+            row.update({key: rounded(value) if isinstance(value, float) else value
+                        for key, value in found.items()})
+            row["ok"] = True
+            if not found["came_back"]:
+                row["log"] = run.said()[-4000:].replace(str(run.nodes.home), "$NODES").replace(
+                    str(ROOT), ".")
+    except Failed as error:
+        row["why"] = str(error)[-2000:]
+    return row
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    lines = ["| fault | runner | runs | came back | median | lowest to highest |",
+             "|---|---|---|---|---|---|"]
+    for case, runner in dict.fromkeys((row["case"], row["runner"]) for row in rows):
+        mine = [row for row in rows if (row["case"], row["runner"]) == (case, runner)]
+        took = [row["recovery_s"] for row in mine if row.get("came_back")]
+        spread = (f"{statistics.median(took):.2f} s | {min(took):.2f} to {max(took):.2f}" if took
+                  else "- | -")
+        lines.append(f"| {case} | {runner} | {len(mine)} | {len(took)} | {spread} |")
+    return "\n".join(lines)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="bench.cluster_script", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--runners", nargs="+", choices=RUNNERS, default=RUNNERS)
+    parser.add_argument("--faults", nargs="+", choices=FAULTS, default=FAULTS)
+    parser.add_argument("--limit", type=float, default=60.0, help="seconds to come back in")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=BENCH / "results")
+    options = parser.parse_args(arguments)
+    results, rows, draw = Results("cluster_script", options.out), [], random.Random(options.seed)
+    for fault in options.faults:
+        for _ in range(options.runs):
+            for runner in options.runners:
+                row = measure(runner, fault, draw, options.limit)
+                results.add(row)
+                rows.append(row)
+                print("  ".join(f"{key} {value}" for key, value in row.items() if key != "log"),
+                      flush=True)
+    print(table(rows), f"rows: {results.path}", sep="\n\n")
+    return 0 if all(row["ok"] for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
