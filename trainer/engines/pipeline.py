@@ -142,7 +142,8 @@ class Pipeline:
                 raise found from None  # like any other failure: it may be there next time
             raise ConfigError([
                 f"strategy = 'pipeline': {self.model_class} cannot be traced: "
-                f"{trace.root_of(error)}; take what depends on values out of its forward, or set strategy = 'ddp'"
+                f"{trace.root_of(error)}; take what depends on values out of its forward, or set "
+                "strategy = 'ddp'"
             ]) from error
         self.trace_s = time.monotonic() - began
 
