@@ -26,11 +26,12 @@ from torch.distributed.rendezvous import rendezvous
 
 from . import breakable, devices
 from .checkpoint import format as files
-from .engines.strategy import Layout, Member
+from .engines.strategy import IN_ORDER, Layout, Member
 
 CONNECT_TIMEOUT_S = 30.0
 COLLECTIVE_TIMEOUT_S = 3600.0  # whoever is slow, the agent judges
 APART = "apart"  # among a group's parts
+MEMBER_FIELDS = Member._fields.index("held")  # those that are said in one word
 STAND_IN_S = 0.1  # to reach a listener of this very process
 # What gloo, nccl and the store say when a peer or the store is gone; gloo raises plain
 # RuntimeError, as a user's own shape error does, so its words must tell them apart.
@@ -79,10 +80,11 @@ class Group:
 
     def join(
         self, assignment: Any, elastic: Any, lay_out: Callable[[Sequence[Member]], Layout],
-        said: str = "", data: str = "",
+        said: str = "", data: str = "", held: Sequence[int] = (),
     ) -> None:
         """Connects with every other rank; `lay_out(members)` says who does what, knowing what each
-        of them has `said` (engines/strategy.py).  `data` is the digest of what this one sees."""
+        of them has `said` and `held` (engines/strategy.py's Member).  `data` is the digest of what
+        this one sees."""
         device = self.device
         # From here on: a peer may be lost while we wait for its address in the store.
         elastic.register_group(None, self.cut)
@@ -119,7 +121,7 @@ class Group:
         self._hooks = before, sys.excepthook
         group: Any = dist.group.WORLD
         self.process_group = group
-        self.layout = lay_out(self._members(assignment.node, said))
+        self.layout = lay_out(self._members(assignment.node, said, held))
         self.shard = self.layout.places[self.rank].shard
         self.copies = self.layout.holders(self.shard)  # ranks that hold what this one holds
         self._make_parts(timeout)
@@ -142,24 +144,33 @@ class Group:
                 list(range(self.world)), timeout=timeout, use_local_synchronization=True)
         for name, groups in layout.groups.items():
             ranks = next(ranks for ranks in groups if self.rank in ranks)
-            if len(ranks) == self.world:
+            own = IN_ORDER and list(ranks) != sorted(ranks)
+            order: dict[str, Any] = {"sort_ranks": False} if own else {}
+            if len(ranks) == self.world and not own:
                 self.parts[name] = self.process_group if name in layout.alike else self.apart
             else:
                 self.parts[name] = dist.new_group(
-                    ranks, timeout=timeout, use_local_synchronization=True)
+                    ranks, timeout=timeout, use_local_synchronization=True, **order)
 
     @property
     def apart(self) -> Any:
         """The group for messages between two ranks."""
         return self.parts.get(APART, self.process_group)
 
-    def _members(self, node: str, said: str) -> list[Member]:
+    def _members(self, node: str, said: str, held: Sequence[int]) -> list[Member]:
         """Every rank, by what it says of itself.  A rank of a neighbouring release may know fewer
-        fields than are said, or say fewer: what is new comes last, and only if it is so."""
+        fields than are said, or say fewer: what is new comes last, and only if it is so.  What each
+        of them must say, or none counts, has a key of its own, set before the other."""
+        ranks = range(self.world)
+        self.store.set(f"keeps/{self.rank}", json.dumps(held))
         told = (node, devices.total_memory(self.device), *([said] if said else []))
         self.store.set(f"member/{self.rank}", json.dumps(told))
-        found = self.store.multi_get([f"member/{rank}" for rank in range(self.world)])
-        members = [Member(*json.loads(one)[:len(Member._fields)]) for one in found]
+        found = self.store.multi_get([f"member/{rank}" for rank in ranks])
+        members = [Member(*json.loads(one)[:MEMBER_FIELDS]) for one in found]
+        keys = [f"keeps/{rank}" for rank in ranks]
+        if self.store.check(keys):
+            members = [member._replace(held=tuple(json.loads(one)))
+                       for member, one in zip(members, self.store.multi_get(keys))]
         if self.device.type != "cpu":
             return members
         return [m._replace(memory_bytes=m.memory_bytes // sum(o.node == m.node for o in members))

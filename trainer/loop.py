@@ -10,6 +10,7 @@ import ctypes
 import gc
 import math
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,8 +28,9 @@ from .checkpoint.write import Checkpoints
 from .config import Config, ConfigError, named_class
 from .data import Sampler, seed_for
 from .devices import open_device
+from .engines import topology
 from .engines.precompile import precompile
-from .engines.strategy import MicroBatch, Movable, Setup, Strategy, build, told
+from .engines.strategy import Layout, Member, MicroBatch, Movable, Setup, Strategy, build, told
 from .evaluate import Evaluated, evaluate
 from .group import BadCheckpoint, Group, RestoreFailed, is_broken_group
 from .move import go_over
@@ -177,7 +179,8 @@ class Generation:
         with told(job.config.strategy):
             self.group = group = Group(assignment, job.device, elastic)
             said = strategy.said() if isinstance(strategy, Movable) else ""
-            group.join(assignment, elastic, strategy.lay_out, said, job.data.digest)
+            group.join(
+                assignment, elastic, self.lay_out, said, job.data.digest, self.held.told)
             self.check_data(group)
             layout = group.layout
             self.state = state = strategy.hold(layout, group.rank)
@@ -206,6 +209,12 @@ class Generation:
         self.soon = getattr(job.data, "soon", None)
         self.checkpoints.join(assignment, group, state)
         self.snapshots = Snapshots(job.config.snapshot, state, group, self.held, elastic)
+
+    def lay_out(self, members: Sequence[Member]) -> Layout:
+        """As the strategy does; its words name the nodes that no label was given."""
+        layout = self.strategy.lay_out(members)
+        more = topology.strangers(self.job.config.topology, members)
+        return layout._replace(words=layout.words + more) if layout.words else layout
 
     def check_data(self, group: Group) -> None:
         """An index that was changed as the run goes on would be seen by new ranks alone."""

@@ -37,6 +37,13 @@ class Held:
     ready: bool = False  # and all gradients of the next step: another's norm is enough to end it
     norm: float = 0.0  # of the gradients of the last step
 
+    @property
+    def told(self) -> tuple[int, ...]:
+        """As Member.held in engines/strategy.py."""
+        if not self.torn:
+            return self.shard, self.shards
+        return (-1, 0) if self.step else ()
+
 
 def restore(
     assignment: Any, group: Group, state: State, held: Held, elastic: Any,

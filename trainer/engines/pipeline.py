@@ -258,8 +258,9 @@ class Pipeline:
             places = tuple(Place(rank % stages, rank // stages, words[rank])
                            for rank in range(world))
             return Layout(places, stages, copies, {"pipeline": pipelines, "copies": of_stage},
-                          words=f"{chosen.words()}{fewer}; {slow}", about=about, cuts=cuts,
-                          version=version)
+                          words=f"{chosen.words()}{fewer}; {slow}"
+                                f"{topology.exposed(of_stage, members)}",
+                          about=about, cuts=cuts, version=version)
         shards, more = dict[int, int](), dict[int, str]()
         for number, ranks in enumerate(groups):
             stage, group = divmod(number, copies // size)
@@ -275,7 +276,8 @@ class Pipeline:
             places, stages * size, copies,
             {"pipeline": pipelines, "shard": groups, "copies": same},
             words=f"{chosen.words()}{fewer}; each stage in {copies // size} group(s) of {size} of "
-                  f"its {copies} ranks (pipeline.group); {slow}",
+                  f"its {copies} ranks (pipeline.group); {slow}"
+                  f"{topology.exposed(same, members)}",
             about={**about, "group": size}, cuts=cuts, version=version)
 
     def _terms(self, stages: int, copies: int) -> Terms:
@@ -292,7 +294,9 @@ class Pipeline:
         groups, most, size = list[Ranks](), 0.0, self.options.group
         for number, (ranks, stage) in enumerate(zip(of_stage, cut)):
             own = [labels[rank] for rank in ranks]
-            near = topology.near_first(own, size)
+            near = topology.apart(
+                topology.near_first(own, size), [self.members[rank] for rank in ranks],
+                number * size, len(of_stage) * size)
             weights = sum(piece.weight_bytes for piece in self.pieces[stage.first : stage.end])
             sent = topology.sent_far(own, near, weights, 1, gathers=1)
             for rank, far in zip(ranks, sent):

@@ -77,7 +77,7 @@ class Sharded:
                 f"{self.config.strategy}.group = {size} does not divide the world of {world} "
                 f"ranks: set one of {', '.join(map(str, topology.divisors(world)))}"])
         labels = topology.labels(self.config.topology, members)
-        partitions = topology.near_first(labels, size)
+        partitions = topology.apart(topology.near_first(labels, size), members, shards=size)
         places = [Place()] * world
         for number, ranks in enumerate(partitions):
             for shard, rank in enumerate(ranks):
@@ -99,7 +99,7 @@ class Sharded:
         words = (
             f"{self.config.strategy}: {len(partitions)} group(s) of {size} of {world} ranks "
             f"({why}); {self.need.words(size)}; {hops}{slow / 1e6:.1f} MB a rank over slow links "
-            "a step")
+            f"a step{topology.exposed(copies, members)}")
         return Layout(tuple(places), size, world, groups, tuple(groups), words)
 
     def hold(self, layout: Layout, rank: int) -> State:

@@ -7,6 +7,7 @@ is docs/engines.md.
 
 from __future__ import annotations
 
+import inspect
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..config import Config, ConfigError, named_class
@@ -27,6 +29,8 @@ BUILT_IN = {
     "pipeline": "holdfast.trainer.engines.pipeline:Pipeline",
 }
 Ranks = tuple[int, ...]
+# Whether torch makes a group whose ranks are not in the order of their numbers (2.13 does).
+IN_ORDER = "sort_ranks" in inspect.signature(dist.new_group).parameters
 
 
 class Setup(NamedTuple):
@@ -44,6 +48,9 @@ class Member(NamedTuple):
     node: str = ""
     memory_bytes: int = 0  # of its device, or its part of its node's
     said: str = ""  # by its strategy: Movable.said
+    # The shard that its process holds whole, and of how many; (-1, 0) where it has trained and
+    # holds none; () for one that is new; None where some rank is of a release that tells nothing.
+    held: tuple[int, ...] | None = None
 
 
 class Place(NamedTuple):
@@ -60,7 +67,8 @@ class Layout(NamedTuple):
     places: tuple[Place, ...]  # by rank
     shards: int = 1  # pieces that the state is cut into; each rank holds one
     data: int = 1  # how many ranks (or groups of them) share the micro-batches
-    groups: Mapping[str, Sequence[Ranks]] = {}  # process groups to be made: every rank in one each
+    # Process groups to be made: every rank in one each, its number there its place in the tuple.
+    groups: Mapping[str, Sequence[Ranks]] = {}
     alike: Sequence[str] = ()  # groups in which every rank enters equally many collectives
     words: str = ""  # what was chosen and why, said once at the start
     about: Mapping[str, Any] = {}  # the same for the run's manifest

@@ -1,16 +1,18 @@
 """Which ranks are near one another, and what the groups that follow from it send over slow links.
 
-Owns the order of ranks by their labels.  Pure: every rank comes to the same groups.
+Owns the order of ranks by their labels, and which of a group's ranks holds which shard.  Pure:
+every rank comes to the same groups.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..config import ConfigError
-from .strategy import Member, Ranks
+from .strategy import IN_ORDER, Member, Ranks
 
 
 def divisors(world: int) -> list[int]:
@@ -18,20 +20,36 @@ def divisors(world: int) -> list[int]:
 
 
 def labels(given: Mapping[str, Any], members: Sequence[Member]) -> list[str]:
-    """By rank: where it is.  [topology] names a rank's number or a node; without it, the node."""
-    if not given:
-        return [member.node for member in members]
-    found, missing = [], []
-    for rank, member in enumerate(members):
-        label = given.get(str(rank), given.get(member.node))
-        found.append(str(label))
-        if label is None:
-            missing.append(f"{member.node or 'of no name'} (rank {rank})")
-    if missing:
+    """By rank: where it is.  [topology] names a rank's number or a node; without it, the node.
+
+    Raises ConfigError as a run starts in which a rank has none.  In one that goes on, a node that
+    came later is one of its own: no setting is worth what was trained."""
+    missing = unlabelled(given, members)
+    if missing and not goes_on(members):
         raise ConfigError([
             f"topology: no label for node {', '.join(missing[:8])}: set topology.NODE or "
             "topology.RANK for each, or none at all"])
-    return found
+    return [str(given.get(str(rank), given.get(member.node, member.node)))
+            for rank, member in enumerate(members)]
+
+
+def unlabelled(given: Mapping[str, Any], members: Sequence[Member]) -> list[str]:
+    """The ranks that [topology] leaves out, where it names any: each by its node and number."""
+    return [f"{member.node or 'of no name'} (rank {rank})" for rank, member in enumerate(members)
+            if given and str(rank) not in given and member.node not in given]
+
+
+def goes_on(members: Sequence[Member]) -> bool:
+    """Whether one of them has trained in this run."""
+    return any(member.held for member in members)
+
+
+def strangers(given: Mapping[str, Any], members: Sequence[Member]) -> str:
+    """For the layout's words: who goes without a label in a run that goes on."""
+    missing = unlabelled(given, members)
+    if not missing or not goes_on(members):
+        return ""
+    return f"; [topology] has no label for node {', '.join(missing[:8])}: near no other node"
 
 
 def near_first(labels: Sequence[str], size: int) -> list[Ranks]:
@@ -51,6 +69,81 @@ def near_first(labels: Sequence[str], size: int) -> list[Ranks]:
         left += ranks[whole:]
     groups += [tuple(sorted(left[first : first + size])) for first in range(0, len(left), size)]
     return sorted(groups)
+
+
+def apart(
+    groups: Sequence[Ranks], members: Sequence[Member], first: int = 0, shards: int = 0
+) -> list[Ranks]:
+    """The same groups, each in the order of its ranks' shards: number `first` of `shards` and
+    those that follow it.
+
+    A rank keeps what it holds.  Beyond that no shard has all its copies on one node where the order
+    can help it: who loses that node would lose the shard.  As few ranks as can be leave their place
+    for it, and of those that hold a shard none does that is the last."""
+    size = len(groups[0])
+    if not IN_ORDER or any(member.held is None for member in members):
+        return list(groups)
+    nodes = [member.node for member in members]
+    made = [list(ranks) for ranks in groups]
+    _spread(made, nodes, {})
+    keeps = {rank: member.held[0] - first for rank, member in enumerate(members)
+             if member.held and member.held[1] == shards and 0 <= member.held[0] - first < size}
+    if len({*keeps.values()}) == size:  # else nobody goes on with what it holds
+        for ranks in made:
+            _keep_seats(ranks, keeps)
+        _spread(made, nodes, keeps)
+    return [tuple(ranks) for ranks in made]
+
+
+def _keep_seats(ranks: list[int], keeps: Mapping[int, int]) -> None:
+    """Whoever keeps a shard has its place, the others theirs or what is free."""
+    seats = dict[int, int]()
+    for rank in ranks:
+        if rank in keeps:
+            seats.setdefault(keeps[rank], rank)
+    for shard, rank in enumerate(ranks):
+        if rank not in seats.values():
+            seats.setdefault(shard, rank)
+    left = iter([rank for rank in ranks if rank not in seats.values()])
+    ranks[:] = [seats[shard] if shard in seats else next(left) for shard in range(len(ranks))]
+
+
+def _spread(made: list[list[int]], nodes: Sequence[str], keeps: Mapping[int, int]) -> None:
+    """Has two ranks of a group change places for each shard whose copies are all on one node.  One
+    change is enough: another shard has two copies elsewhere, or the other nodes have too few ranks.
+    """
+    size = len(made[0])
+    keepers = Counter(shard for ranks in made for shard, rank in enumerate(ranks)
+                      if keeps.get(rank) == shard)
+
+    def kept(rank: int, shard: int) -> bool:
+        return keeps.get(rank) == shard
+
+    for shard in range(size):
+        node = nodes[made[0][shard]]
+        if any(nodes[ranks[shard]] != node for ranks in made):
+            continue
+        found = [
+            (kept(ranks[shard], shard) + kept(ranks[other], other), number, other)
+            for other in range(size)
+            if sum(nodes[ranks[other]] != node for ranks in made) > 1
+            for number, ranks in enumerate(made)
+            if nodes[ranks[other]] != node
+            and all(keepers[at] > 1 for at in (shard, other) if kept(ranks[at], at))]
+        if not found:
+            continue
+        _, number, other = min(found)
+        ranks = made[number]
+        keepers.subtract(at for at in (shard, other) if kept(ranks[at], at))
+        ranks[shard], ranks[other] = ranks[other], ranks[shard]
+
+
+def exposed(copies: Sequence[Ranks], members: Sequence[Member]) -> str:
+    """For the layout's words: how many shards a lost node takes with it, copies and all."""
+    if len(copies[0]) < 2 or len({member.node for member in members}) < 2:
+        return ""
+    number = sum(len({members[rank].node for rank in ranks}) == 1 for ranks in copies)
+    return f"; {number} shard(s) with all copies on one node" if number else ""
 
 
 def ranks_a_label(labels: Sequence[str], groups: Sequence[Ranks]) -> int:

@@ -267,6 +267,7 @@ class Launcher:
         self.ranks, self.pool = {}, []  # rank -> [process, pipe, state]
         self.plans = []
         self.standby, self.together = standby, False
+        self.nodes = [""]  # by generation: a letter for each rank's; the last one stays
 
     def spawn(self):
         ours, theirs = self.context.Pipe()
@@ -290,6 +291,7 @@ class Launcher:
             self.ranks[rank][1].send(("assign", Assignment(
                 self.generation, rank, rank, self.world, "127.0.0.1", self.store.port, kind, step,
                 generation, path, run="test",
+                node=self.nodes[min(self.generation, len(self.nodes)) - 1][rank : rank + 1],
             )))
 
     def run(self, resume=("fresh", 0, 0, ""), timeout_s=60.0):

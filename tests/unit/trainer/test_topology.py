@@ -1,0 +1,198 @@
+"""Which rank of a group holds which shard: what a lost node must leave, what survivors keep."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+from harness import Launcher
+from test_fewer_stages import Resizing, check_steps
+from test_pipeline import LIMIT_S, batch, losses
+from test_pipeline import config as pipeline_config
+from test_pipeline import strategy as pipeline
+from test_sharded import MICS, config, run
+
+from holdfast.trainer.checkpoint.restore import Held
+from holdfast.trainer.config import ConfigError
+from holdfast.trainer.engines import topology
+from holdfast.trainer.engines.strategy import Member
+
+RAILS = tuple(f"topology.{rank}={'left' if rank % 2 == 0 else 'right'}" for rank in range(4))
+
+
+def members(nodes, held=None):
+    """By rank: its node, and the shard that it holds, of two."""
+    return [Member(node, held=(shard, 2) if shard is not None else ())
+            for node, shard in zip(nodes, held or [None] * len(nodes))]
+
+
+def copies(groups):
+    return [tuple(sorted(ranks)) for ranks in zip(*groups)]
+
+
+def alone(groups, nodes):
+    """How many shards have all their copies on one node."""
+    return sum(len({nodes[rank] for rank in ranks}) == 1 for ranks in zip(*groups))
+
+
+# ------------------------------------------------------------------------------------ by value
+
+
+def test_the_copies_of_a_shard_are_not_all_on_one_node():
+    nodes = "aaaabbbb"
+    groups = topology.near_first(list("klmnklmn"), 2)
+    assert groups == [(0, 4), (1, 5), (2, 6), (3, 7)]
+    made = topology.apart(groups, members(nodes), shards=2)
+    assert made == [(4, 0), (1, 5), (2, 6), (3, 7)]
+    assert "all copies" not in topology.exposed(copies(made), members(nodes))
+    assert topology.exposed(copies(groups), members(nodes)) == (
+        "; 2 shard(s) with all copies on one node")
+
+
+@pytest.mark.parametrize(("nodes", "groups"), [
+    ("aaaa", [(0, 1), (2, 3)]),  # one node in all
+    ("aabb", [(0, 1), (2, 3)]), ("abcd", [(0, 1), (2, 3)]),  # they are apart
+    ("aabb", [(0, 1, 2, 3)]),  # there are no copies
+])
+def test_groups_that_no_other_order_helps_are_left_as_they_are(nodes, groups):
+    assert topology.apart(groups, members(nodes), shards=len(groups[0])) == groups
+    assert topology.exposed(copies(groups), members(nodes)) == ""
+
+
+def test_what_cannot_be_apart_is_said():
+    made = topology.apart([(0, 1), (2, 3)], members("aaab"), shards=2)
+    assert alone(made, "aaab") == 1
+    assert topology.exposed(copies(made), members("aaab")) == (
+        "; 1 shard(s) with all copies on one node")
+
+
+def test_it_is_the_best_of_all_orders():
+    draw = random.Random(0)
+    for _ in range(300):
+        size, count = draw.randint(2, 3), draw.randint(2, 3)
+        nodes = [draw.choice("aabc") for _ in range(size * count)]
+        order = draw.sample(range(size * count), size * count)
+        groups = [tuple(order[first : first + size]) for first in range(0, len(order), size)]
+        made = topology.apart(groups, members(nodes), shards=size)
+        assert [sorted(ranks) for ranks in made] == [sorted(ranks) for ranks in groups]
+        best = min(alone((groups[0], *rest), nodes) for rest in itertools.product(
+            *(itertools.permutations(ranks) for ranks in groups[1:])))
+        assert alone(made, nodes) == best, (nodes, groups, made)
+
+
+def test_survivors_keep_what_they_hold_and_newcomers_take_the_rest():
+    groups = [(0, 4), (1, 5), (2, 6), (3, 7)]
+    first = topology.apart(groups, members("aaaabbbb"), shards=2)
+    seat = {rank: ranks.index(rank) for ranks in first for rank in ranks}
+    for lost in ("aaaa", "bbbb"):  # a spare comes, under the same numbers
+        held = [seat[rank] if node != lost[0] else None for rank, node in enumerate("aaaabbbb")]
+        nodes = "".join("c" if node == lost[0] else node for node in "aaaabbbb")
+        assert topology.apart(groups, members(nodes, held), shards=2) == first
+    # Node b goes, a is alone, and then c comes: nobody on a has to be sent anything twice.
+    less = topology.apart([(0, 1), (2, 3)], members("aaaa", [1, 0, 0, 0]), shards=2)
+    assert less == [(1, 0), (2, 3)]
+    more = topology.apart(groups, members("aaaacccc", [1, 0, 0, 1, *[None] * 4]), shards=2)
+    assert more == [(4, 0), (1, 5), (2, 6), (7, 3)]
+
+
+def test_a_survivor_changes_its_place_only_where_another_has_what_it_holds():
+    groups = [(0, 2), (1, 3)]
+    made = topology.apart(groups, members("aabb", [0, 0, 1, 1]), shards=2)
+    assert alone(made, "aabb") == 0 and made != groups
+    last = members("aabb", [0, None, None, 1])  # each of its shard
+    assert topology.apart(groups, last, shards=2) == groups
+    assert "2 shard(s)" in topology.exposed(copies(groups), last)
+
+
+def test_what_is_held_of_another_cut_or_not_whole_binds_nobody():
+    groups, plain = [(0, 2), (1, 3)], members("abab")
+    for held in ((0, 4), (-1, 0)):
+        others = [one._replace(held=held) for one in plain]
+        assert topology.apart(groups, others, shards=2) == topology.apart(groups, plain, shards=2)
+    # Nobody has shard 1: who has shard 0 need not keep it.
+    assert topology.apart(groups, members("aabb", [None, None, 0, 0]), shards=2) == (
+        topology.apart(groups, members("aabb"), shards=2))
+
+
+def test_ranks_of_the_release_before_know_one_order_alone():
+    groups = [(0, 2), (1, 3)]
+    told = [one._replace(held=None) for one in members("aabb")]
+    assert topology.apart(groups, told, shards=2) == groups
+
+
+def test_a_missing_label_is_an_error_at_the_start_alone():
+    given = {"a": "left"}
+    new = members("aab")
+    assert topology.strangers(given, new) == ""  # it is an error
+    for held in ((), None):
+        with pytest.raises(ConfigError, match=r"no label for node b \(rank 2\): set"):
+            topology.labels(given, [one._replace(held=held) for one in new])
+    for held in ((0, 2), (-1, 0)):  # one that has trained is there, whatever is left of it
+        late = [new[0]._replace(held=held), *new[1:]]
+        assert topology.labels(given, late) == ["left", "left", "b"]
+        assert topology.strangers(given, late) == (
+            "; [topology] has no label for node b (rank 2): near no other node")
+    assert topology.strangers({}, late) == ""
+    assert Held().told == () and Held(step=3).told == (-1, 0)
+    assert Held(step=3, torn=False, shard=1, shards=2).told == (1, 2)
+
+
+# ------------------------------------------------------------------------------------ with ranks
+
+
+def test_a_lost_node_takes_no_shard_with_it(tmp_path):
+    """Each rail is a group over two nodes; both ranks of one node are killed."""
+    clean = run(tmp_path / "clean", *MICS, *RAILS, nodes=["aabb"])
+    ddp = run(tmp_path / "ddp", nodes=["aabb"])
+    launcher = run(tmp_path / "lost", *MICS, *RAILS, nodes=["aabb"], faults={
+        (1, 0, 3, "data"): "kill", (1, 1, 3, "data"): "kill"})
+    assert [kind for kind, _ in launcher.plans] == ["fresh", "survivor"], launcher.log()
+    assert launcher.redone == 0 and launcher.digests == clean.digests
+    assert losses(clean) == pytest.approx(losses(ddp), rel=1e-5)
+
+
+def test_those_that_are_left_are_a_group_in_the_order_of_what_they_hold(tmp_path):
+    """One group of all ranks, and rank 0 in it has the second shard."""
+    launcher = Resizing(config(tmp_path, *MICS, *RAILS), 4, tmp_path, {
+        (1, 2, 3, "data"): "kill", (1, 3, 3, "data"): "kill"}, worlds=[2])
+    launcher.nodes = ["aabb"]
+    results = launcher.run(timeout_s=120)
+    assert [kind for kind, _ in launcher.plans] == ["fresh", "survivor"], launcher.log()
+    assert len(results) == 2 and len({one.digest for one in results.values()}) == 1
+    check_steps(launcher)
+    clean = run(tmp_path / "clean", *MICS, world=2)
+    assert losses(launcher)[8] == pytest.approx(losses(clean)[8], rel=1e-5)
+
+
+@pytest.mark.parametrize("way", [(), MICS])
+def test_a_node_without_a_label_that_comes_later_ends_no_run(tmp_path, way):
+    """It takes the place of one that was lost."""
+    places = ("topology.a=left", "topology.b=right")
+    launcher = run(tmp_path, *way, *places, nodes=["aabb", "aacc"], faults={
+        (1, 2, 3, "data"): "kill", (1, 3, 3, "data"): "kill", (2, 0, 5, "data"): "kill"})
+    assert [kind for kind, _ in launcher.plans] == ["fresh", "survivor", "survivor"]
+    told = [event[4] for event in launcher.said("report") if "no label for node" in event[4]]
+    # Rank 0 of the last generation is new, and is told what the one before it was.
+    assert len(told) == 2 and told[0].endswith(
+        "; [topology] has no label for node c (rank 2), c (rank 3): near no other node")
+
+
+def test_a_stages_shards_are_not_all_on_one_node_either(tmp_path):
+    rails = [f"topology.{rank}={'left' if rank // 2 % 2 == 0 else 'right'}" for rank in range(8)]
+    more = ["pipeline.group=2", "micro_batches=8", "model=tiny:Still"]
+    one = pipeline(*more, *rails)
+    one.warm_up(batch())
+    layout = one.lay_out(members("aaaabbbb"))
+    assert layout.groups["shard"] == [(4, 0), (2, 6), (5, 1), (3, 7)]
+    assert layout.groups["copies"] == [(2, 4), (0, 6), (3, 5), (1, 7)]
+    (tmp_path / "lost").mkdir()
+    launcher = Launcher(pipeline_config(tmp_path / "lost", *more, *rails), 8, tmp_path / "lost", {
+        (1, rank, 2, "data"): "kill" for rank in range(4)})
+    launcher.nodes = ["aaaabbbb"]
+    launcher.run(timeout_s=LIMIT_S)
+    assert [kind for kind, _ in launcher.plans] == ["fresh", "survivor"], launcher.log()
+    (tmp_path / "ddp").mkdir()
+    ddp = Launcher(pipeline_config(tmp_path / "ddp", *more, "strategy=ddp"), 4, tmp_path / "ddp")
+    ddp.run(timeout_s=LIMIT_S)
+    assert losses(launcher) == pytest.approx(losses(ddp), rel=1e-5)
