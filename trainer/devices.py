@@ -7,6 +7,7 @@ when a process prepares, once; torch_xla is imported only where device = "xla" a
 
 from __future__ import annotations
 
+import glob
 import importlib.util
 import os
 from collections.abc import Callable, Mapping
@@ -19,6 +20,8 @@ from . import breakable
 from .config import Config, ConfigError
 
 MEMORY_SHARE = 0.8  # of a device; the rest is the allocator's and other people's
+NEURON_DEVICES = "/dev/neuron[0-9]*"
+VISIBLE_CORES, NUMBER_OF_CORES = "NEURON_RT_VISIBLE_CORES", "NEURON_RT_NUM_CORES"
 XLA_ENGINES = {"ddp": "holdfast.trainer.engines.xla:DataParallel"}
 
 
@@ -44,7 +47,7 @@ def _cpu(_config: Config) -> Device:
 
 
 def _cuda(_config: Config) -> Device:
-    torch.cuda.set_device(_local_rank())
+    torch.cuda.set_device(_local_rank() % max(1, torch.cuda.device_count()))
     return Device(torch.device("cuda", torch.cuda.current_device()))
 
 
@@ -52,7 +55,7 @@ def _accelerator(_config: Config) -> Device:
     """Whatever this build of torch computes on: torch knows one accelerator at most."""
     if not torch.accelerator.is_available():
         raise ConfigError(['device = "accelerator": torch finds none here; set device = "cpu"'])
-    torch.accelerator.set_device_index(_local_rank())
+    torch.accelerator.set_device_index(_local_rank() % torch.accelerator.device_count())
     found = torch.accelerator.current_accelerator()
     assert found is not None
     return Device(torch.device(found.type, torch.accelerator.current_device_index()))
@@ -70,11 +73,17 @@ def _xla(config: Config) -> Device:
             "one that computes on XLA devices"])
     if config.xla.neuron_cc_flags:
         os.environ["NEURON_CC_FLAGS"] = config.xla.neuron_cc_flags  # read at the first import
+    if glob.glob(NEURON_DEVICES) and not (
+            os.environ.get(VISIBLE_CORES) or os.environ.get(NUMBER_OF_CORES)):
+        # Neuron's runtime takes all cores otherwise, and lets no second process have one of them.
+        os.environ[VISIBLE_CORES] = str(_local_rank())
     return Device(torch.device("cpu"), XLA_ENGINES, compiles=True)
 
 
 def _local_rank() -> int:
-    return int(os.environ.get("LOCAL_RANK", "0"))  # checked in standalone.py
+    """This process's among those of the node; a launcher's standby has one too.  Checked in
+    standalone.py."""
+    return int(os.environ.get("LOCAL_RANK", "0"))
 
 
 KINDS: dict[str, Callable[[Config], Device]] = {

@@ -333,6 +333,9 @@ class Generation:
                 self.snapshots = Snapshots(
                     config.snapshot, self.state, group, self.held, self.elastic)
                 self.job.manifest.strategy = {"name": config.strategy, **group.layout.about}
+                if group.rank == 0:
+                    self.job.manifest.keep(
+                        self.assignment.run, self.assignment.generation, self.elastic.report)
                 said += (f"; {found.sent_bytes / 1e6:.1f} MB sent, every byte proven, in "
                          f"{found.seconds:.2f} s")
             strategy.moved(group.layout, found.seconds)

@@ -80,7 +80,7 @@ EXITS: Dict[str, Tuple[Row, ...]] = {
     ),
     "parity": (
         row(DONE, "within the margin"), row(FAILED, "outside of it"),
-        row(USAGE, "there is no evaluation, or not of the same pairs"),
+        row(USAGE, "there is no evaluation, not of the same pairs, or both are the same one"),
         row(NOT_KNOWN, "too few pairs to tell"),
     ),
     "checkpoint": (

@@ -9,6 +9,7 @@ much than too little; but the words of training (pad_token=0, tokens/s) stay.
 from __future__ import annotations
 
 import re
+from typing import Any
 
 GONE = "***"
 TRAINING = ("pad", "eos", "bos", "unk", "sep", "cls", "mask", "image", "next", "special", "stop")
@@ -46,6 +47,8 @@ HINTS = (
     "github_pat_", "glpat-", "hf_", "sk-", "xox", "aiza", "eyj",
 )
 FLAG = re.compile(rf"-{{1,2}}[\w-]{{0,40}}(?:{NAMES})[\w-]{{0,20}}", re.IGNORECASE)
+# Of a setting, whose whole name is known, and which may be as short as `auth`.
+NAMED = re.compile(rf"{NAMES}|authorization|cookie|jwt|(?<![a-z])(?:auth|pass)(?![a-z])")
 
 
 def may_hold(text: str) -> bool:
@@ -71,6 +74,26 @@ def _without(found: re.Match[str]) -> str:
     if not quote and found[0][len(stays):].replace(".", "").isdigit() and "token" in stays.lower():
         return found[0]  # a number of tokens
     return f"{stays}{quote}{GONE}"
+
+
+def redacted_value(value: Any, name: str = "") -> Any:
+    """A setting without its secrets: a table, a list, a text or a number.  Names stay, and what
+    stands under one that is a secret's goes whole, `name` being the one that it stands under."""
+    if isinstance(value, dict):
+        return {key: redacted_value(one, name or _secret_name(str(key)))
+                for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [redacted_value(one, name) for one in value]
+    if isinstance(value, str):
+        return GONE if name and value else redacted(value)
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return GONE if name and number and "token" not in name else value  # a number of tokens
+
+
+def _secret_name(key: str) -> str:
+    """The name, where it is a secret's; a tokenizer is none."""
+    name = key.lower()
+    return name if NAMED.search(name.replace("tokenizer", "")) else ""
 
 
 def redacted_words(words: list[str]) -> list[str]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from holdfast.trainer.checkpoint import format
+from holdfast.trainer.quality import kept
 from holdfast.trainer.quality import promote as promotion
 from holdfast.worker import exits
 
@@ -58,7 +59,8 @@ def promote(options: argparse.Namespace) -> int:
         print_json({"promoted": str(target), "refused": [], **note})
     else:
         show([line(f"{target}  ", Span("promoted", GOOD), f": step {note['step']} of "
-                   f"{note['run']}, verified, equally good, and known")])
+                   f"{note['run']}, verified, equally good, and known")]
+             + [row for one in kept.margins(note["parity"]) for row in field("", one, indent=4)])
     return exits.DONE
 
 

@@ -42,6 +42,7 @@ def parity(options: argparse.Namespace) -> int:
                 raise kept.EvaluationError(
                     f"{judged.path} is of step {judged.step}, not {options.step}: name the run's "
                     "folder, or leave out --step")
+        _two(first, second)
         task, pairs = _same_pairs(first, second, options.task)
     except kept.EvaluationError as error:
         raise Failure(str(error), exits.USAGE) from None
@@ -66,6 +67,15 @@ def parity(options: argparse.Namespace) -> int:
     else:
         show(report(said, found))
     return code
+
+
+def _two(first: kept.Evaluation, second: kept.Evaluation) -> None:
+    """Raises EvaluationError where they are one, under whatever names."""
+    if first._replace(path="", digest="") == second._replace(path="", digest=""):
+        where = first.path if first.path == second.path else f"{first.path} and {second.path}"
+        raise kept.EvaluationError(
+            f"{where}: one and the same evaluation, of {first.run}, step {first.step}, which says "
+            "nothing of two runs: name two, or two files of different steps")
 
 
 def _same_pairs(

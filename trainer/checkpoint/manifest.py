@@ -2,13 +2,15 @@
 
 Owns the run manifest, in every checkpoint and, for a run that writes none, in MANIFESTS beside
 them.  For people and for comparing runs; nothing is decided from it but `holdfast promote`.  What
-the environment holds is kept by name, never all of it: secrets live there.
+the environment holds is kept by name, never all of it: secrets live there, and in settings, which
+are kept without.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import json
 import os
 import platform
 import re
@@ -20,7 +22,7 @@ from typing import Any
 
 import torch
 
-from holdfast.worker.redact import redacted
+from holdfast.worker.redact import redacted, redacted_value
 
 from ..config import Config
 from . import format as files
@@ -47,7 +49,8 @@ class Manifest:
         self._config, self._data_digest = config, data_digest
         self._lock, self._found = threading.Lock(), dict[str, Any]()
         self.began, self.strategy = dict[str, Any](), dict[str, Any]()
-        self._kept = False
+        self._kept: dict[str, Any] | None = None  # the strategy that was written last
+        self._writer: threading.Thread | None = None
 
     def began_from(self, what: dict[str, Any]) -> None:
         """The first word stands: a later generation goes on with what this process began."""
@@ -59,33 +62,37 @@ class Manifest:
             return {**self._found, "began": self.began, "strategy": self.strategy}
 
     def keep(self, run: str, generation: int, report: Any) -> None:
-        """Writes it beside the checkpoints, once and in the background: half a second of git and
-        of packages' names is not training's to wait for."""
-        if self._kept:
+        """Writes it beside the checkpoints, and again once the strategy has another layout; in the
+        background: half a second of git and of packages' names is not training's to wait for."""
+        if self._kept == self.strategy:
             return
-        self._kept = True
-        root = self._config.checkpoint_dir / MANIFESTS
+        self._kept = strategy = self.strategy
+        root, before = self._config.checkpoint_dir / MANIFESTS, self._writer
 
         def work() -> None:
+            if before is not None:
+                before.join()  # the newest word is the last one
             try:
                 root.mkdir(parents=True, exist_ok=True)
-                value = {"run": run, "generation": generation, **self()}
+                value = {"run": run, "generation": generation, **self(), "strategy": strategy}
                 files.write_file(root / f"gen-{generation:09d}.json", files.to_json(value))
                 for old in sorted(root.glob("gen-*.json"))[:-FILES_MAX]:
                     old.unlink(missing_ok=True)
             except OSError as error:
                 report("", f"the run's manifest is not kept: {error.strerror or error}")
 
-        threading.Thread(target=work, name="manifest", daemon=True).start()
+        self._writer = threading.Thread(target=work, name="manifest", daemon=True)
+        self._writer.start()
 
 
 def run_manifest(config: Config, data_digest: str) -> dict[str, Any]:
-    text, packages = config.text(), _packages()
+    settings, packages = redacted_value(config.as_dict()), _packages()
     return {
         "git": _git(), "packages": packages, "python": platform.python_version(),
         "torch": torch.__version__, "drivers": _drivers(), "sdk": _sdk(packages),
         "machine": _machine(config), "threads": torch.get_num_threads(),
-        "config": config.as_dict(), "config_digest": files.digest(text.encode()),
+        "config": settings,
+        "config_digest": files.digest(json.dumps(settings, sort_keys=True).encode()),
         "data_digest": data_digest, "seed": config.seed, "environment": environment(os.environ),
     }
 

@@ -45,4 +45,4 @@ class RayData(Shards):
             root = "ray:" + json.dumps(about, sort_keys=True)
         except TypeError as error:  # TOML has dates
             raise ConfigError([f"data_options.options: {error}: write it as text"]) from None
-        self.open(f"ray {chosen.dataset}", chosen.fetcher(root, work_dir), chosen.in_memory)
+        self.open(f"ray {chosen.dataset}", chosen.fetcher(root, work_dir), chosen)

@@ -30,6 +30,7 @@ INDEX = "index.json"
 INDEX_BYTES_MAX = 64 << 20
 SHARDS_MAX = 1_000_000
 PREFETCH_MAX = 8
+PAIR = ("query", "document")  # the arrays of a sample that is held out
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +43,9 @@ class CopyOptions(Options):
         Limit("above 0 and at most 3600", lambda value: 0.0 < value <= 3600.0))
     local_gb: float = setting(
         0.0, "of copies in `work_dir`; 0 = half of what its disk has free", FROM_0)
+    held_out: int = setting(
+        0, "of the last samples, so many are kept for evaluation, `query` and `document` of each, "
+        "and never trained on; 0 = none", FROM_0)
 
     def fetcher(self, root: str, work_dir: Path) -> Fetcher:
         return Fetcher(root, work_dir / "shards", self.deadline_s, int(self.local_gb * 1e9))
@@ -93,11 +97,11 @@ class Shards:
     def __init__(self, options: dict[str, Any], work_dir: Path) -> None:
         chosen = read_options(ShardOptions, options, "data_options")
         root = chosen.root.rstrip("/")
-        self.open(root, chosen.fetcher(root, work_dir), chosen.in_memory)
+        self.open(root, chosen.fetcher(root, work_dir), chosen)
 
-    def open(self, root: str, fetcher: Fetcher, in_memory: int) -> None:
-        """Reads the index; `root` is what messages call the data set."""
-        self.root, self._fetcher, self._keep = root, fetcher, in_memory
+    def open(self, root: str, fetcher: Fetcher, chosen: CopyOptions) -> None:
+        """Reads the index, and what is held out; `root` is what messages call the data set."""
+        self.root, self._fetcher, self._keep = root, fetcher, chosen.in_memory
         data = self._read_index()
         self.shards = _index(f"{self.root}/{INDEX}", data)
         self.digest = files.digest(data)
@@ -105,9 +109,33 @@ class Shards:
         for shard in self.shards:
             self._ends.append(self._ends[-1] + shard.rows)
         self._open: OrderedDict[int, dict[str, np.ndarray]] = OrderedDict()
+        self._samples = self._ends[-1] - chosen.held_out
+        if chosen.held_out:
+            self._hold_out(chosen.held_out)
+
+    def _hold_out(self, count: int) -> None:
+        """Takes the last samples, before any rank waits for another one in an evaluation."""
+        if self._samples < 1:
+            raise ConfigError([f"data_options.held_out = {count}: {self.root} has {self._ends[-1]} "
+                               "samples: set fewer, so that some are left to train on"])
+        self.digest = files.digest(f"{self.digest} heldout {count}".encode())
+        numbers = range(self._samples, self._ends[-1])
+        pairs = {name: list[np.ndarray]() for name in PAIR}
+        self.soon(numbers)
+        for shard, row in map(self.place, numbers):
+            arrays = self._arrays(shard)
+            if missing := [name for name in PAIR if name not in arrays]:
+                raise ConfigError([
+                    f"data_options.held_out = {count}: {self.root}/{self.shards[shard].name} has "
+                    f"{', '.join(sorted(arrays))}, and no {' and no '.join(missing)}: name the "
+                    "arrays so, or set held_out = 0"])
+            for name, rows in pairs.items():
+                rows.append(arrays[name][row].copy())  # a view would keep the shard in memory
+        queries, documents = (torch.from_numpy(np.stack(rows)) for rows in pairs.values())
+        self.heldout = lambda: (queries, documents)  # without it nothing is evaluated
 
     def __len__(self) -> int:
-        return self._ends[-1]
+        return self._samples
 
     def batch(self, indices: Sequence[int]) -> Batch:
         self.soon(indices)

@@ -35,8 +35,8 @@ class Refused(Exception):
 
 
 def promote(checkpoint: Path, target: Path) -> dict[str, Any]:
-    """Returns what is kept in NOTE.  Raises Refused with every reason, OSError where the disk
-    does not let it."""
+    """Returns what is kept in NOTE, whose `parity` says by which metric and margin it is as good as
+    which other run.  Raises Refused with every reason, OSError where the disk does not let it."""
     reasons = []
     if os.path.lexists(target):
         reasons.append(f"{target} is there: what was promoted is never replaced; give a new name")
@@ -56,6 +56,8 @@ def promote(checkpoint: Path, target: Path) -> dict[str, Any]:
         verdict = kept.verdict_on(evaluated)
         if verdict.get("verdict") != "within":
             reasons.append(f"parity not passed: {verdict.get('verdict')}")
+        else:
+            kept.margins(verdict)
     except kept.EvaluationError as error:
         reasons.append(f"parity not passed: {error}")
     if reasons or evaluated is None:

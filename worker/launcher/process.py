@@ -56,6 +56,7 @@ class RankProcess:
         self.child = Child(0, -1)
         self.rank = -1
         self.local_rank = 0
+        self.seat = 0  # among the processes that live on this node: no two have the same
         self.generation = 0
         self.ready = False
         self.assigned = False
@@ -99,7 +100,8 @@ class Place(NamedTuple):
 def environ_of(
     base: Dict[str, str], spec: Spec, process: RankProcess, place: Place
 ) -> Dict[str, str]:
-    """torchrun's environment for one rank."""
+    """torchrun's environment for one rank; of a trainer's, whose place is told later
+    (place_environ), LOCAL_RANK is its seat until then."""
     environ = dict(base)
     environ.update(
         place_environ(process, place), ROLE_NAME=spec.role,
@@ -111,6 +113,9 @@ def environ_of(
     )
     environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
     environ.setdefault("TORCH_FR_BUFFER_SIZE", "256")
+    if spec.program.trainer:
+        # It opens its device before it is told its place, and keeps it under whichever rank.
+        environ["LOCAL_RANK"] = str(process.seat)
     if spec.nproc_unset_threads:
         environ["OMP_NUM_THREADS"] = "1"
     return environ

@@ -127,6 +127,8 @@ class RankProcesses:
             undone.callback(process.close)
             process.rank, process.generation = rank_number, generation
             process.local_rank = local_rank
+            taken = {one.seat for one in self.living()}
+            process.seat = min(set(range(len(taken) + 1)) - taken)
             process.child = self.fork(process, theirs.fileno())
             undone.pop_all()
         self.processes.append(process)

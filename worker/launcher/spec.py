@@ -237,7 +237,7 @@ def build(command: str) -> argparse.ArgumentParser:
     flag(ours, "--preload", default="", help="modules to import before the fork (a,b,c), or none")
     flag(ours, "--no-hooks", action="store_true", help="watch nothing inside the script")
     flag(ours, "--standby", type=number(int, -1, 256), default=-1,
-         help="warm spares of the trainer (1 on CPU)")
+         help="warm spares of the trainer (1 on CPU; on Trainium each takes a core)")
     flag(ours, "--grace", type=number(float, 0, SECONDS_MAX), default=30.0,
          help="seconds to save after SIGTERM or Ctrl-C")
     flag(ours, "--check", default="", choices=("full",),
@@ -421,6 +421,13 @@ def count_accelerators(environ: Dict[str, str]) -> int:
     return len(glob.glob("/dev/nvidia[0-9]*"))
 
 
+def takes_cores(settings: Any) -> bool:
+    """Whether each process of a trainer takes a Neuron core of its own, a standby too: while it
+    lives no other process has that one."""
+    on_xla = settings is not None and settings.device == "xla"
+    return on_xla and bool(glob.glob("/dev/neuron[0-9]*"))
+
+
 def processes(text: str, environ: Dict[str, str]) -> int:
     gpus = count_accelerators(environ)
     cpus = len(os.sched_getaffinity(0))
@@ -467,8 +474,8 @@ def parse(command: str, argv: List[str], environ: Dict[str, str]) -> Spec:
     settings = trainers_settings(program)
     nproc = processes(options.nproc_per_node, environ)
     unit, unit_why = unit_of(options, settings, nproc, nnodes_min, nnodes)
-    gpus = count_accelerators(environ)
-    standby = options.standby if options.standby >= 0 else int(program.trainer and not gpus)
+    room = not count_accelerators(environ) and not takes_cores(settings)
+    standby = options.standby if options.standby >= 0 else int(program.trainer and room)
     if standby and not program.trainer:
         print("holdfast: --standby has no effect on a script: only a trainer's rank can be taken "
               "over; a script's are all started again", file=sys.stderr)

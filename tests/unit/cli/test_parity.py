@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -47,11 +48,26 @@ def test_the_verdict_lies_beside_what_was_judged_and_is_void_once_that_changed(
     assert main(["parity", first, second]) == 0
     judged = kept.load(kept.find(Path(second)))
     assert kept.verdict_on(judged)["verdict"] == "within"
+    assert kept.margins(kept.verdict_on(judged)) == [
+        f"mrr@10: within 0.1 % of a, step 40 ({kept.find(Path(first))})"]
     run(tmp_path, "b", [2] * 64)
     with pytest.raises(kept.EvaluationError, match="is not about"):
         kept.verdict_on(kept.load(kept.find(Path(second))))
     with pytest.raises(kept.EvaluationError, match="no parity"):
         kept.verdict_on(kept.load(kept.find(Path(first))))
+
+
+def test_one_evaluation_is_not_compared_with_itself(tmp_path: Path, capsys: Captured) -> None:
+    first, copy = run(tmp_path, "a", [1] * 64), str(tmp_path / "copy")
+    shutil.copytree(first, copy)
+    for second in (first, str(kept.find(Path(first))), copy):
+        assert main(["parity", first, second]) == 2
+        assert "one and the same evaluation, of a, step 40" in capsys.readouterr().err
+    assert not [*tmp_path.rglob("parity-*")]
+    # Another run that came to the same weights is another one.
+    theirs = kept.load(kept.find(Path(first)))._replace(run="b")
+    kept.save(tmp_path / "b", theirs)
+    assert main(["parity", first, str(tmp_path / "b")]) == 0
 
 
 @pytest.mark.parametrize(("more", "said"), [

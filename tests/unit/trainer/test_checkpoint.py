@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import waiting
 
 from holdfast.trainer.checkpoint import format as files
 from holdfast.trainer.checkpoint import manifest
@@ -92,6 +93,27 @@ def test_manifest_says_what_the_run_was(tmp_path):
     assert about["seed"] == 0 and about["began"] == {"from": "nothing"}
     assert about["packages"]["torch"] and manifest["model"]["class"] == "tiny:Model"
     assert manifest["step"] == 12 and manifest["world"] == 1
+
+
+def test_no_secret_of_the_settings_lies_on_disk_and_the_run_goes_on(tmp_path):
+    secret = ("data_options.hub_token=geheim", "data_options.url=https://me:geheim@host/x")
+    run(tmp_path, "steps=4", *secret)
+    again, said = run(tmp_path, "steps=8", *secret)
+    assert again.step == 8 and said.commits == [8]  # resumed
+    kept = tmp_path / "checkpoints" / manifest.MANIFESTS
+    waiting.wait_for(lambda: len([*kept.glob("gen-*.json")]) == 2)
+    written = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(written) > 5 and not any(b"geheim" in path.read_bytes() for path in written)
+    about = files.read_manifest(Path(files.listing(tmp_path / "checkpoints")[0].path))
+    options = about["run_manifest"]["config"]["data_options"]
+    assert options == {"hub_token": "***", "url": "https://***@host/x"}
+
+
+def test_settings_without_secrets_are_kept_as_they_are():
+    plain = load(None, ["model_options.width=7", "init_from=/a/b", "xla.neuron_cc_flags=-O1 --x=y"])
+    found = manifest.run_manifest(plain, "")
+    assert found["config"] == plain.as_dict()
+    assert found["config_digest"] == files.digest(plain.text().encode())
 
 
 def test_the_newest_whole_ones_are_kept(tmp_path):

@@ -69,6 +69,8 @@ def test_the_plan_is_the_same_everywhere_and_told(tmp_path):
     (["model=tiny:Untraceable"], "tiny:Untraceable cannot be traced: .*or set strategy = 'ddp'"),
     (["model=tiny:Tied", "pipeline.stages=3"],
      "3 stages need 2 cuts, and 1 are free: first.weight.* shared by pieces on both sides"),
+    (["model=tiny:Shared"], "blocks.0.0.weight and blocks.2.0.weight are one parameter, which a "
+     "cut would part: untie them, or set strategy = 'ddp'"),
     (["pipeline.stages=30"], "30 stages of 19 pieces: set 1 to 19 stages"),
     (["model=tiny:Model"], "tiny:Model has the buffer 'norm.running_mean'"),
 ])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import struct
+import threading
 from pathlib import Path
 
 import pytest
@@ -215,6 +216,30 @@ def test_a_run_without_checkpoints_keeps_its_manifest_too(tmp_path, monkeypatch)
     found = json.loads(next(folder.glob("gen-*.json")).read_bytes())
     assert found["environment"]["NCCL_DEBUG"] == "INFO" and found["began"] == {"from": "nothing"}
     assert found["config"]["steps"] == 2 and found["machine"]["device"] == "cpu"
+
+
+def test_the_manifest_is_written_again_where_the_layout_is_another(tmp_path, monkeypatch) -> None:
+    slow, began = threading.Event(), manifest.run_manifest
+    monkeypatch.setattr(manifest, "run_manifest", lambda *given: slow.wait(60) and began(*given))
+    one = manifest.Manifest(load(None, [f"work_dir={tmp_path}"]), "data")
+    said = []
+
+    def laid_out(stages: list[int], generation: int) -> None:
+        one.strategy = {"name": "pipeline", "stages": stages}
+        one.keep("m5", generation, lambda *words: said.append(words))
+
+    def written() -> dict[str, list[int]]:
+        folder = tmp_path / "checkpoints" / manifest.MANIFESTS
+        return {path.name: json.loads(path.read_bytes())["strategy"]["stages"]
+                for path in sorted(folder.glob("gen-*.json"))}
+
+    laid_out([1, 3], 1)
+    laid_out([2, 2], 1)  # while the first one is written yet
+    laid_out([2, 2], 2)
+    laid_out([4], 3)
+    slow.set()
+    waiting.wait_for(lambda: len(written()) == 2)
+    assert written() == {"gen-000000001.json": [2, 2], "gen-000000003.json": [4]} and not said
 
 
 def test_the_settings_name_the_source() -> None:

@@ -30,21 +30,33 @@ def checkpoint(root: Path, about: dict | None = None, generation: int = 1) -> Pa
     return directory
 
 
-def judged(directory: Path, verdict: str = "within", weights: str = "") -> None:
+def judged(directory: Path, verdict: str = "within", weights: str = "", **other) -> None:
     weights = weights or tensors.weights_digest(directory, files.read_manifest(directory))
     kept.save(directory.parent, kept.Evaluation(
         "m5", 1, 40, "data", weights, {"text": kept.Task(3, "p", [1, 2, 3])}))
-    kept.keep_verdict(kept.load(kept.find(directory.parent)), {"verdict": verdict})
+    one = kept.load(kept.find(directory.parent))
+    second = {"run": one.run, "step": one.step, "path": one.path, "digest": one.digest}
+    found = {"metric": "mrr@10", "verdict": verdict, "margin": 0.001, "relative": True}
+    first = other.get("first", {**second, "run": "base", "path": "/base", "digest": "another"})
+    kept.keep_verdict(one, {
+        "verdict": verdict, "first": first or second, "second": second,
+        "metrics": other.get("metrics", [found, {**found, "metric": "recall@10",
+                                                 "margin": 0.02, "relative": False}])})
 
 
 def test_what_holds_everything_appears_whole(tmp_path, capsys) -> None:
     source, target = checkpoint(tmp_path / "ckpt"), tmp_path / "models/m5-7"
     judged(source)
     assert main(["promote", str(source), str(target)]) == 0
-    assert "promoted" in capsys.readouterr().out
+    said = " ".join(capsys.readouterr().out.split())
+    assert "promoted" in said and "mrr@10: within 0.1 % of base, step 40 (/base)" in said
+    assert "recall@10: within 0.02 of base" in said
     assert files.verify(target) == []
     note = json.loads((target / promotion.NOTE).read_bytes())
     assert note["run"] == "m5" and note["parity"]["verdict"] == "within"
+    assert [(one["metric"], one["margin"]) for one in note["parity"]["metrics"]] == [
+        ("mrr@10", 0.001), ("recall@10", 0.02)]
+    assert (note["parity"]["first"]["run"], note["parity"]["second"]["run"]) == ("base", "m5")
     assert {path.name for path in target.iterdir()} == {
         path.name for path in source.iterdir()} | {promotion.NOTE}
     assert [path.name for path in target.parent.iterdir()] == ["m5-7"]
@@ -66,6 +78,8 @@ def flipped(source: Path) -> None:
     (ABOUT, lambda source: judged(source, "too few pairs to tell"),
      "parity not passed: too few pairs to tell"),
     (ABOUT, lambda source: judged(source, "outside"), "parity not passed: outside"),
+    (ABOUT, lambda source: judged(source, first=None), "it is of an evaluation with itself"),
+    (ABOUT, lambda source: judged(source, metrics=[]), "does not name runs, metric and margin"),
     (ABOUT, lambda source: judged(source, weights="others"), "other weights"),
     (ABOUT, lambda source: shutil.rmtree(source.parent / kept.EVALUATIONS),
      "no evaluation of step 40"),

@@ -69,6 +69,12 @@ def test_rows_are_read_by_number_in_the_datasets_order(ray) -> None:
     assert ray.actors == 1
 
 
+def test_pairs_are_held_out_of_the_last_rows(ray) -> None:
+    found = ray.feed("sets:pairs", held_out=7)
+    assert len(found) == 5 and found.heldout()[0].tolist() == list(range(5, 12))
+    assert "held_out = 2: ray sets:rows/" in ray.said("sets:rows", held_out=2)
+
+
 def test_what_ray_loses_comes_again(ray) -> None:
     ray.trouble("WorkerCrashedError", "ObjectLostError")
     found = ray.feed("sets:rows", in_memory=1)

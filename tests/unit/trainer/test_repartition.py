@@ -14,6 +14,7 @@ from harness import Launcher
 from test_pipeline import strategy
 
 from holdfast.trainer.checkpoint import format as files
+from holdfast.trainer.checkpoint.manifest import MANIFESTS
 from holdfast.trainer.config import load
 from holdfast.trainer.engines.strategy import Member
 
@@ -68,6 +69,9 @@ def test_a_slow_rank_gets_less(tmp_path):
         r"byte proven, in ", first), first
     assert {r.digest for r in results.values()} == {unbroken(2)}
     assert launcher.plans == [("fresh", 0)]
+    (kept,) = (tmp_path / "checkpoints" / MANIFESTS).glob("gen-*.json")
+    assert [len(one["pieces"]) for one in json.loads(kept.read_bytes())["strategy"]["stages"]] != [
+        int(number) for number in re.findall(r"(\d+) pieces", launcher.told("pipeline of 2")[0])]
     steps = [(e[1], e[3]) for e in launcher.said("step")]
     assert len(steps) == len(set(steps)) == 2 * STEPS
 

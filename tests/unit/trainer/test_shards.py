@@ -16,9 +16,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import waiting
 from harness import Launcher, Lost
 
+from holdfast.agent.cli import main
 from holdfast.trainer.config import ConfigError, load
 from holdfast.trainer.data import Sampler
 from holdfast.trainer.feed import fetch, shards
@@ -123,6 +125,53 @@ def test_a_step_asks_ahead_for_the_next_one_and_never_past_the_last(tmp_path) ->
             wanted.append(str([index for number in sampler.mine(rank, 2)
                                for index in sampler.indices(step, number)]))
     assert sorted((tmp_path / "ahead").read_text().splitlines()) == sorted(wanted)
+
+
+# ------------------------------------------------------------------------------------- held out
+
+
+@pytest.fixture
+def pairs(tmp_path) -> Path:
+    """40 pairs in shards of 10; what is in a pair is its number."""
+    number = np.arange(40, dtype=np.float32).repeat(16).reshape(40, 16)
+    shards.write(tmp_path / "pairs", [
+        {"query": number[first : first + 10], "document": -number[first : first + 10]}
+        for first in range(0, 40, 10)])
+    return tmp_path / "pairs"
+
+
+def test_the_last_samples_are_held_out_and_never_trained_on(pairs, tmp_path) -> None:
+    whole, found = data(pairs, tmp_path), data(pairs, tmp_path, held_out=13, in_memory=1)
+    assert (len(whole), len(found)) == (40, 27) and not hasattr(whole, "heldout")
+    queries, documents = found.heldout()
+    assert queries[:, 0].tolist() == list(range(27, 40)) and torch.equal(documents, -queries)
+    sampler = Sampler(len(found), 3, 3, 3)
+    seen = [index for step in range(6) for number in range(3)
+            for index in sampler.indices(step, number)]
+    assert set(found.batch(seen)["query"][:, 0].tolist()) == set(range(27))
+    # What is trained on is other data.
+    digests = {data(pairs, tmp_path, held_out=count).digest for count in (0, 12, 13)}
+    assert len(digests) == 3 and whole.digest in digests and found.digest in digests
+
+
+def test_what_cannot_be_held_out_is_a_sentence(pairs, root, tmp_path) -> None:
+    assert "data_options.held_out = 40: " in said(lambda: data(pairs, tmp_path, held_out=40))
+    text = said(lambda: data(root, tmp_path, held_out=2))
+    assert "shard-000003.npz has number, x, y, and no query and no document: name the" in text
+
+
+def test_a_run_on_shards_is_evaluated_and_can_be_judged(pairs, tmp_path) -> None:
+    kept = []
+    for seed in (0, 1):
+        config = load(None, [
+            "model=paired:Encoder", "data=holdfast.trainer.feed.shards:Shards", "steps=2",
+            "batch=4", f"data_options.root={pairs}", "data_options.held_out=13", f"seed={seed}",
+            f"work_dir={tmp_path / str(seed)}", "checkpoint.every=0"])
+        (tmp_path / str(seed)).mkdir()
+        results = Launcher(config, 2, tmp_path / str(seed)).run(timeout_s=300.0)
+        assert {"mrr_at_10", "recall_at_10"} == results[0].evaluation.keys()
+        kept.append(str(config.checkpoint_dir))
+    assert main(["parity", *kept]) == 3  # 13 pairs
 
 
 # ------------------------------------------------------------------------------------- slow stores

@@ -16,6 +16,7 @@ pytest.importorskip("torch")
 
 from own_python import ROOT, on_xla
 
+from holdfast.trainer import devices
 from holdfast.trainer.config import ConfigError, load
 from holdfast.trainer.devices import open_device
 from holdfast.trainer.engines import precompile
@@ -94,8 +95,27 @@ def test_what_cannot_be_is_a_sentence(monkeypatch):
     monkeypatch.setenv("NEURON_CC_FLAGS", "--model-type=unet")
     assert open_device(load(None, ["device=xla", "xla.neuron_cc_flags=-O1"])).compiles
     assert os.environ["NEURON_CC_FLAGS"] == "-O1"
+    assert "NEURON_RT_VISIBLE_CORES" not in os.environ  # there is no such device here
     with pytest.raises(ConfigError, match="device = 'tpu': set one of auto, cpu, cuda"):
         load(None, ["device=tpu"])
+
+
+@pytest.mark.parametrize(("given", "core"), [
+    ({}, "3"), ({"NEURON_RT_VISIBLE_CORES": "8-15"}, "8-15"), ({"NEURON_RT_NUM_CORES": "1"}, None),
+    ({"LOCAL_RANK": ""}, "0"),
+])
+def test_each_process_takes_one_core_unless_its_user_chose(monkeypatch, tmp_path, given, core):
+    (tmp_path / "neuron0").touch()
+    monkeypatch.setattr(devices, "NEURON_DEVICES", str(tmp_path / "neuron[0-9]*"))
+    monkeypatch.setattr("holdfast.trainer.devices.importlib.util.find_spec", lambda name: name)
+    chosen = {"NEURON_RT_VISIBLE_CORES": "", "NEURON_RT_NUM_CORES": "", "LOCAL_RANK": "3", **given}
+    for name, value in chosen.items():
+        monkeypatch.setenv(name, value)
+        if not value:
+            monkeypatch.delenv(name)
+    open_device(load(None, ["device=xla"]))
+    assert os.environ.get("NEURON_RT_VISIBLE_CORES") == core
+
 
 
 TOOL = """#!/bin/sh

@@ -121,6 +121,14 @@ class Tied(Chain):
             self.last(hidden) + self.first(batch["x"]).sum(1, keepdim=True), batch["y"])
 
 
+class Shared(Chain):
+    """Two layers of one tensor, as tied weights are."""
+
+    def __init__(self, options):
+        super().__init__(options)
+        self.blocks[2][0].weight = self.blocks[0][0].weight
+
+
 class Still(Chain):
     """Nothing is drawn at random: the same numbers however it is cut."""
 

@@ -135,6 +135,23 @@ def test_the_end_of_all_leaves_none(trainer):
     assert len(pids) == 3 and not any(map(exists, pids)) and not trainer.ranks.living()
 
 
+def test_each_process_of_a_trainer_opens_a_device_of_its_own(trainer):
+    """None has been told its place when it does, and a place that is lost leaves its device."""
+    def devices():
+        return {p.number: trainer.ranks.rank_environ(p)["LOCAL_RANK"]
+                for p in trainer.ranks.living()}
+
+    assert devices() == {1: "0", 2: "1", 3: "2"}
+    trainer.lose(trainer.ranks.by_rank()[1])
+    trainer.ranks.launch(-1, 0)
+    assert devices() == {1: "0", 3: "2", 4: "1"}
+    park(trainer, trainer.ranks.by_rank()[0])
+    trainer.ranks.begin(command(2, keep=(0,)))
+    taken = trainer.ranks.by_rank()[1]
+    assert taken.number == 3 and devices()[3] == "2"  # under whichever rank
+    assert trainer.heard(taken)[-1]["environ"]["LOCAL_RANK"] == "1"
+
+
 # ---------------------------------------------------------------- a trainer's generations
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.agent.launchers import protocol
-from holdfast.worker.redact import redacted, redacted_words
+from holdfast.worker.redact import GONE, redacted, redacted_value, redacted_words
 
 SECRET = st.text("abcdefghijklmnopqrstuvwxyzABCDEFGHXYZ0123456789+/=_-.", min_size=8,
                  max_size=60).map(lambda text: f"k{text}7Z")
@@ -96,6 +96,18 @@ def test_trainings_own_words_stay(text: str) -> None:
 def test_a_flag_and_its_value() -> None:
     assert redacted_words(["a.py", "--api-key", "abc", "--lr", "1"]) == [
         "a.py", "--api-key", "***", "--lr", "1"]
+
+
+def test_settings_are_kept_without_their_secrets() -> None:
+    given = {
+        "steps": 5, "tokenizer": "bert", "pad_token": "</s>", "max_tokens": 64, "token": 7,
+        "password": 1234, "auth": "me", "author": "me", "compass": "n", "empty_token": "",
+        "read_token": "geheim", "root": "s3://user:geheim@host/x", "on": True, "secret_flag": True,
+        "credentials": {"name": "me", "keys": ["geheim", 5]}, "lines": ["token=geheim", 3, None],
+    }
+    assert redacted_value(given) == {
+        **given, "password": GONE, "auth": GONE, "read_token": GONE, "root": f"s3://{GONE}@host/x",
+        "credentials": {"name": GONE, "keys": [GONE, GONE]}, "lines": [f"token={GONE}", 3, None]}
 
 
 @pytest.mark.parametrize("text", ["a" * 32_000, "token" * 6_000, "a:" * 16_000, "'" * 32_000,

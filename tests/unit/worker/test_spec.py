@@ -65,6 +65,13 @@ def test_a_standby_of_a_script_is_said_to_have_no_effect(script, capsys):
     assert parse("--standby", "2", command="train").standby == 2
 
 
+def test_a_standby_takes_no_neuron_core_unasked(monkeypatch):
+    monkeypatch.setattr(spec.glob, "glob", lambda path: [path] if "neuron" in path else [])
+    assert parse("device=xla", command="train").standby == 0
+    assert parse("--standby", "1", "device=xla", command="train").standby == 1
+    assert parse("device=cpu", command="train").standby == 1
+
+
 def test_gpus_are_counted_without_opening_one(script):
     assert spec.count_accelerators({"CUDA_VISIBLE_DEVICES": "0,3,GPU-abc"}) == 3
     assert spec.count_accelerators({"CUDA_VISIBLE_DEVICES": ""}) == 0

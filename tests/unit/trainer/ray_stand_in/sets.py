@@ -18,6 +18,10 @@ def rows(options):
     return ray.data.Dataset([{"number": np.arange(first, first + 4)} for first in (0, 4, 8)])
 
 
+def pairs(options):
+    return ray.data.Dataset([{"query": np.arange(12), "document": -np.arange(12)}])
+
+
 def changing(options):
     MADE.append(1)
     return ray.data.Dataset([{"number": np.arange(12) + len(MADE)}])
