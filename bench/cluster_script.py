@@ -37,6 +37,7 @@ from nodes.worlds import World
 RUNNERS, FAULTS = ("holdfast", "torchrun", "tuned"), ("rank_kill", "node_loss")
 RANKS, MEMBERS, FAULT_AFTER, PORT = 4, (0, 1, 2), 17, 29500
 START_LIMIT_S, POLL_S, WEIGHT = 300.0, 0.002, 16
+RESTARTS = "20"  # torchrun's nodes restart each other, and count each time
 GLOO_LIMIT_S = 3  # of the tuned script: ten of its steps
 TUNED = "keep_alive_interval=1,keep_alive_max_attempt=2,last_call_timeout=1,heartbeat=1"
 
@@ -60,7 +61,7 @@ class Script:
             if self.runner == "holdfast":
                 self.world.launch(
                     node.number, "run", "--nnodes", str(RANKS), "--nproc-per-node", "1",
-                    "--max-restarts", "3", str(BENCH / "workload_script.py"), *self.words)
+                    "--max-restarts", RESTARTS, str(BENCH / "workload_script.py"), *self.words)
             else:
                 self._torchrun(node.number)
 
@@ -70,7 +71,7 @@ class Script:
         wrapper = [str(BENCH / "fresh_prefix.py"), "--gloo-limit", str(GLOO_LIMIT_S)]
         node.start(
             [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(RANKS),
-             "--nproc-per-node", "1", "--max-restarts", "3", "--rdzv-backend", "c10d",
+             "--nproc-per-node", "1", "--max-restarts", RESTARTS, "--rdzv-backend", "c10d",
              "--rdzv-endpoint", f"{self.nodes[0].address}:{PORT}", "--rdzv-id", "job",
              "--rdzv-conf", settings, "--local-addr", node.address,
              *(wrapper if tuned else []), str(BENCH / "workload_script.py"), *self.words],

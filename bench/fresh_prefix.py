@@ -5,7 +5,7 @@ rank may read its predecessor's address and never come back.  This wrapper, and 
 sets a fresh prefix, so that torchrun is also measured at its best.
 
 With --gloo-limit a collective gives up after so many seconds, and not after torch's 30 minutes:
-without it ranks wait for one whose machine is gone.
+without it ranks wait for one whose machine is gone.  They have torch's time to find each other.
 
     python -m torch.distributed.run ... fresh_prefix.py [--gloo-limit SECONDS] SCRIPT ARGS
 """
@@ -22,9 +22,9 @@ import torch.distributed as dist
 
 
 def main() -> None:
-    words, limit = sys.argv[1:], dict[str, Any]()
+    words, limit_s = sys.argv[1:], 0.0
     if words[0] == "--gloo-limit":
-        limit, words = {"timeout": datetime.timedelta(seconds=float(words[1]))}, words[2:]
+        limit_s, words = float(words[1]), words[2:]
     sys.argv = words
     original = dist.init_process_group
 
@@ -32,7 +32,9 @@ def main() -> None:
         store, rank, world = next(iter(dist.rendezvous("env://")))
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         prefixed = dist.PrefixStore(f"restart-{attempt}", store)
-        original(backend, store=prefixed, rank=rank, world_size=world, **limit, **options)
+        original(backend, store=prefixed, rank=rank, world_size=world, **options)
+        if limit_s:
+            dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=limit_s))
 
     setattr(dist, "init_process_group", init_process_group)  # noqa: B010 - a patch
     runpy.run_path(words[0], run_name="__main__")
