@@ -75,6 +75,7 @@ class Group:
         self.phase: Callable[[str], None] = elastic.phase
         self._lock, self._sockets = threading.Lock(), list[socket.socket]()
         self._joining, self._before = True, set(_open_sockets().values())
+        self._gloo = device.type == "cpu"  # whether who joins may wait for gloo's connections
         self.process_group: Any = None
         self._hooks: tuple[Any, Any] = (None, None)  # sys.excepthook without torch's, and torch's
 
@@ -139,18 +140,24 @@ class Group:
         that left a collective out, and gloo counts a message between two ranks as well: what not
         all ranks do equally often goes through a second group of all, which nobody watches."""
         layout = self.layout
+        self._gloo = self._gloo or bool(layout.host)
         if self.world > 1 and (layout.shards > 1 or {*layout.groups} - {*layout.alike}):
             self.parts[APART] = dist.new_group(
                 list(range(self.world)), timeout=timeout, use_local_synchronization=True)
         for name, groups in layout.groups.items():
             ranks = next(ranks for ranks in groups if self.rank in ranks)
-            own = IN_ORDER and list(ranks) != sorted(ranks)
-            order: dict[str, Any] = {"sort_ranks": False} if own else {}
-            if len(ranks) == self.world and not own:
-                self.parts[name] = self.process_group if name in layout.alike else self.apart
-            else:
-                self.parts[name] = dist.new_group(
-                    ranks, timeout=timeout, use_local_synchronization=True, **order)
+            whole = self._whole(name, ranks)
+            in_order = IN_ORDER and list(ranks) != sorted(ranks)
+            self.parts[name] = whole if whole is not None else dist.new_group(
+                ranks, timeout=timeout, use_local_synchronization=True,
+                backend=breakable.NAME if name in layout.host else None,
+                **({"sort_ranks": False} if in_order else {}))
+
+    def _whole(self, name: str, ranks: Sequence[int]) -> Any:
+        """The group of all ranks that is this part as well; None where it needs one of its own."""
+        if list(ranks) != list(range(self.world)) or name in (*self.layout.own, *self.layout.host):
+            return None
+        return self.process_group if name in self.layout.alike else self.apart
 
     @property
     def apart(self) -> Any:
@@ -178,7 +185,8 @@ class Group:
 
     def _backends(self) -> list[Any]:
         groups = {id(one): one for one in (self.process_group, *self.parts.values())}
-        return [one._get_backend(self.device) for one in groups.values()]
+        return [one.gloo if isinstance(one, breakable.Breakable)
+                else one._get_backend(self.device) for one in groups.values()]
 
     def _opened(self, listens: bool = False) -> list[socket.socket]:
         """The store's and gloo's connections, or their listeners, by descriptors of our own."""
@@ -272,7 +280,7 @@ class Group:
     def cut(self) -> None:
         """Wakes whoever waits in a collective.  From any thread, any number of times."""
         with self._lock:
-            if self._joining and self.device.type == "cpu":
+            if self._joining and self._gloo:
                 self._stand_in()
             # While we join, no code of the user's runs: every new connection is ours.
             found = self._opened() if self._joining else self._sockets

@@ -4,12 +4,13 @@ Owns one DDP communication hook.  Each full bucket is summed inside the node, cu
 parts as there are nodes, part i summed by node i, and sent back: every node moves the same bytes in
 every bucket, whatever the sizes of the parameters, and sums are made in the order of ranks and
 nodes, so that a restart repeats every bit.  Several buckets are in flight, each in a lane with
-process groups of its own.
+process groups of its own.  What lies on a device crosses between nodes from host memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -32,21 +33,13 @@ class Balanced(DataParallel):
     def __init__(self, setup: Any) -> None:
         super().__init__(setup)
         self.in_flight = setup.config.sdp.lanes
-        self.lanes: list[ThreadPoolExecutor] = []
+        self.lanes: list[Lane] = []
         self.errors: list[BaseException] = []
 
     def lay_out(self, members: Sequence[Member]) -> Layout:
         """Ranks of one label are a node; the k-th ranks of all nodes meet across."""
         plain = super().lay_out(members)
-        by_label: dict[str, list[int]] = {}
-        for rank, label in enumerate(topology.labels(self.topology, members)):
-            by_label.setdefault(label, []).append(rank)
-        nodes = list(by_label.values())
-        if len({len(ranks) for ranks in nodes}) > 1:
-            raise ConfigError([
-                "strategy = 'sdp': the nodes have unlike numbers of ranks ("
-                + ", ".join(f"{label}: {len(ranks)}" for label, ranks in by_label.items())
-                + "): start equally many on each, or set strategy = 'ddp'"])
+        nodes, why = nodes_of(topology.labels(self.topology, members), members)
         inside = [tuple(ranks) for ranks in nodes]
         across = [tuple(sorted(ranks)) for ranks in zip(*nodes)]
         groups = {f"{name}{lane}": made for lane in range(self.in_flight)
@@ -59,14 +52,21 @@ class Balanced(DataParallel):
         # Each rank sends its part of every bucket to the other nodes, and their sums of it back.
         slow = 2 * (len(nodes) - 1) / len(members) * self.gradient_bytes
         words = (f"sdp: gradients in {len(nodes)} equal part(s), one for each node of "
-                 f"{len(nodes[0])} ranks, {self.in_flight} bucket(s) in flight; "
-                 f"{slow / 1e6:.1f} MB a rank over slow links a step")
-        return plain._replace(places=tuple(places), groups=groups, alike=tuple(groups), words=words)
+                 f"{len(nodes[0])} ranks{why}, {self.in_flight} bucket(s) in flight; "
+                 f"{(self.state.nbytes + self.gradient_bytes) / 1e6:.1f} MB a rank: weights, "
+                 f"gradients and moments; {slow / 1e6:.1f} MB a rank over slow links a step")
+        host = [name for name in groups if name.startswith(ACROSS)]
+        # In the group of all ranks DDP tells which parameters were used, beside the lanes.
+        return plain._replace(places=tuple(places), groups=groups, alike=tuple(groups),
+                              own=tuple(groups), host=host, words=words)
+
+    def through_host(self) -> bool:
+        """Whether gradients cross between nodes from buffers in host memory: not if they lie there.
+        """
+        return self.device.type != "cpu"
 
     def sum_hook(self, group: Any) -> Hook | None:
-        # A thread each: DDP hands the buckets over in one order on all ranks, and a lane keeps it.
-        self.lanes = [ThreadPoolExecutor(1, f"sdp-{lane}")
-                      for lane in range(self.in_flight)]
+        self.lanes = [Lane(number, self.device) for number in range(self.in_flight)]
         self.errors = []
         return lambda _, bucket: self._sum(group, bucket)
 
@@ -82,14 +82,18 @@ class Balanced(DataParallel):
             raise
 
     def _sum(self, group: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-        lane = bucket.index() % len(self.lanes)
-        future: torch.futures.Future[Tensor] = torch.futures.Future()
+        number = bucket.index() % len(self.lanes)
+        lane, flat = self.lanes[number], bucket.buffer()
+        filled = lane.take(flat)
+        future: torch.futures.Future[Tensor] = torch.futures.Future(
+            devices=None if lane.stream is None else [self.device])
 
         def work() -> Tensor:
-            flat = bucket.buffer()
-            summed = sum_balanced(
-                flat, group.parts[f"{INSIDE}{lane}"], group.parts[f"{ACROSS}{lane}"])
-            return flat.copy_(summed).div_(group.world)
+            with lane.behind(filled):
+                summed = sum_balanced(
+                    flat, group.parts[f"{INSIDE}{number}"], group.parts[f"{ACROSS}{number}"],
+                    lane.buffer if self.through_host() else None)
+                return flat.copy_(summed).div_(group.world)
 
         def done(of: Future[Tensor]) -> None:
             """Whoever waits for the bucket is woken, whatever came of it: a lost peer is the
@@ -101,28 +105,111 @@ class Balanced(DataParallel):
                 self.errors.append(error)
                 future.set_exception(error)  # type: ignore[arg-type]  # torch: "of type T"
 
-        self.lanes[lane].submit(work).add_done_callback(done)
+        lane.thread.submit(work).add_done_callback(done)
         return future
 
     def leave(self) -> None:
         for lane in self.lanes:
-            lane.shutdown(wait=True, cancel_futures=True)  # its sockets are cut: nothing blocks
+            # Its sockets are cut: nothing blocks.
+            lane.thread.shutdown(wait=True, cancel_futures=True)
         self.lanes = []
         super().leave()
 
 
-def sum_balanced(flat: Tensor, inside: Any, across: Any) -> Tensor:
-    """The sum of all ranks' `flat`: two hops out, two back.  Padded so that all parts are equal."""
+class Lane:
+    """One bucket after the other: DDP hands them over in one order on all ranks, and a thread keeps
+    it.  Where they lie on a device the thread has a stream of its own there, so that the backward
+    pass goes on beside it."""
+
+    def __init__(self, number: int, device: torch.device) -> None:
+        self.thread = ThreadPoolExecutor(1, f"sdp-{number}")
+        self.stream = None if device.type == "cpu" else torch.Stream(device)
+        self.buffers = dict[tuple[int, torch.dtype], Tensor]()
+
+    def buffer(self, part: Tensor) -> Tensor:
+        """Host memory for what is in `part`: the same for each of its size."""
+        size = part.numel(), part.dtype
+        if size not in self.buffers:
+            self.buffers[size] = torch.empty(
+                part.numel(), dtype=part.dtype, pin_memory=part.device.type == "cuda")
+        return self.buffers[size]
+
+    def take(self, flat: Tensor) -> torch.Event | None:
+        """Called where the bucket is handed over; the event is there when the device has filled it.
+        """
+        if self.stream is None:
+            return None
+        flat.record_stream(self.stream)  # whatever becomes of us, its memory is nobody else's yet
+        return torch.accelerator.current_stream(flat.device).record_event()
+
+    @contextlib.contextmanager
+    def behind(self, filled: torch.Event | None) -> Iterator[None]:
+        """In the lane's thread: what is done within it begins on the device when the bucket is
+        filled, and is done there at the end.  So whoever is told then, from whichever stream, has
+        nothing to wait for."""
+        if self.stream is None or filled is None:
+            yield
+            return
+        torch.accelerator.set_stream(self.stream)  # this thread's, and the device with it
+        self.stream.wait_event(filled)
+        yield
+        self.stream.synchronize()
+
+
+def nodes_of(labels: Sequence[str], members: Sequence[Member]) -> tuple[list[list[int]], str]:
+    """The ranks of each node, and why so in words, where that is to be said.  A label may stand
+    for several nodes: one of them that is lost leaves the labels unlike numbers of ranks, and the
+    nodes themselves are taken.  Raises ConfigError where these have unlike numbers too."""
+    nodes, why = _together(labels), ""
+    names = [member.node for member in members]
+    if _unlike(nodes) and all(names):
+        nodes = _together(names)
+        why = " (by the nodes' names: the labels of [topology] have unlike numbers of ranks)"
+    if _unlike(nodes):
+        raise ConfigError([
+            "strategy = 'sdp': the nodes have unlike numbers of ranks ("
+            + ", ".join(f"{name}: {len(ranks)}" for name, ranks in nodes.items())
+            + "): start equally many on each, or set strategy = 'ddp'"])
+    return list(nodes.values()), why
+
+
+def _together(names: Sequence[str]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for rank, name in enumerate(names):
+        found.setdefault(name, []).append(rank)
+    return found
+
+
+def _unlike(nodes: dict[str, list[int]]) -> bool:
+    return len({len(ranks) for ranks in nodes.values()}) > 1
+
+
+def sum_balanced(
+    flat: Tensor, inside: Any, across: Any, buffer: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:
+    """The sum of all ranks' `flat`: two hops out, two back.  Padded so that all parts are equal.
+
+    `buffer(part)`: host memory that is as large; with it the part of a node crosses from there, by
+    a group of the host's, and both hops between the nodes are made on the CPUs."""
     pieces = inside.size() * across.size()
     room = -(-flat.numel() // pieces) * pieces
     mine = torch.zeros(room, dtype=flat.dtype, device=flat.device)
     mine[: flat.numel()] = flat
-    part = reduce_scatter(reduce_scatter(mine, inside), across)
-    for group in (across, inside):
+    part = reduce_scatter(mine, inside)
+    if buffer is None:
+        part = gather(reduce_scatter(part, across), across)
+    elif across.size() > 1:
+        there = buffer(part).copy_(part)
+        part.copy_(gather(reduce_scatter(there, across), across, there))
+    return gather(part, inside)[: flat.numel()]
+
+
+def gather(part: Tensor, group: Any, whole: Tensor | None = None) -> Tensor:
+    """The parts of all ranks in the group, in their order; into `whole` where it is given."""
+    if whole is None:
         whole = torch.empty(part.numel() * group.size(), dtype=part.dtype, device=part.device)
-        dist.all_gather_into_tensor(whole, part, group=group)
-        part = whole
-    return part[: flat.numel()]
+    dist.all_gather_into_tensor(whole, part, group=group)
+    return whole
 
 
 def reduce_scatter(tensor: Tensor, group: Any) -> Tensor:

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from .. import optimizer as adamw
 from ..config import ConfigError
 from ..state import moments_in, whole_state
+from . import topology
 from .strategy import Layout, Member, MicroBatch, Place, Setup
 
 EPSILON = 1e-8  # AdamW's, as torch has it
@@ -82,6 +83,7 @@ class DataParallel:
 
     def __init__(self, setup: Setup) -> None:
         self.options, self.pad = setup.config.optimizer, setup.config.xla.pad
+        self.topology = setup.config.topology
         self.graphs = Graphs()
         device, self.build = self.graphs.device, setup.build
         self.model = setup.build()
@@ -136,9 +138,16 @@ class DataParallel:
     def lay_out(self, members: Sequence[Member]) -> Layout:
         world = len(members)
         kind = self.graphs.kind
+        gradients = sum(p.numel() * p.itemsize for p in self.used)
+        slow = topology.slow_bytes(
+            topology.labels(self.topology, members), [(rank,) for rank in range(world)],
+            gradients, 1)
         return Layout(
             tuple(Place(data=rank) for rank in range(world)), data=world,
-            words=f"ddp on XLA devices ({kind}): gradients are summed in host memory",
+            words=f"ddp on XLA devices ({kind}): all of it on each of {world} rank(s), "
+                  f"{(self.state.nbytes + gradients) / 1e6:.1f} MB a rank: weights, gradients and "
+                  "moments; gradients are summed in host memory; "
+                  f"{slow / 1e6:.1f} MB a rank over slow links a step",
             about={"device": f"xla {kind}"})
 
     def hold(self, _layout: Layout, _rank: int) -> Any:

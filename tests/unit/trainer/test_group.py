@@ -18,6 +18,7 @@ from harness import PRELOAD
 from torch.nn.parallel import DistributedDataParallel
 from waiting import wait_for
 
+import holdfast.trainer.devices
 import holdfast.trainer.group
 from holdfast.trainer.breakable import Breakable, Work
 from holdfast.trainer.engines.strategy import Layout, Place
@@ -62,13 +63,19 @@ def sum_later(_group):
     return dist.all_reduce(torch.zeros(NUMBERS), async_op=True)
 
 
-def joined(rank, port):
+BOTH = Layout((Place(), Place()), data=2)
+# On a device whose messages are another library's: one part for what lies in host memory.
+FAR = BOTH._replace(
+    groups={"near": [(0, 1)], "far": [(0, 1)]}, alike=("near", "far"), host=("far",))
+
+
+def joined(rank, port, layout=BOTH):
     torch.set_num_threads(1)
     elastic = types.SimpleNamespace(phase=lambda _: None, register_group=lambda *_: None)
     assignment = types.SimpleNamespace(
         rank=rank, world=2, store_host="127.0.0.1", store_port=port, generation=1, node="n")
     group = Group(assignment, torch.device("cpu"), elastic)
-    group.join(assignment, elastic, lambda _: Layout((Place(), Place()), data=2))
+    group.join(assignment, elastic, lambda _: layout)
     return group
 
 
@@ -131,6 +138,26 @@ def count_threads(port, pipe, _):
     group.leave()
     wait_for(lambda: not transfers(), LIMIT_S)
     pipe.send(transfers())
+
+
+def meet_far(port, pipe, rank):
+    """Sums in the part for the host's memory, in the usual group, and when all is cut."""
+    holdfast.trainer.devices.backend = lambda _: "gloo"  # torch's own: another library to us
+    group = joined(rank, port, FAR)
+    pipe.send("joined")
+    far, near = group.parts["far"], group.parts["near"]
+    pipe.send([near is group.process_group, isinstance(near, Breakable), isinstance(far, Breakable),
+               len(group._backends())])
+    for part in (far, near):
+        ones = torch.ones(3)
+        dist.all_reduce(ones, group=part)
+        pipe.send(ones.tolist())
+    group.cut()
+    try:
+        dist.all_reduce(torch.zeros(NUMBERS), group=far)
+    except RuntimeError:
+        wait_for(lambda: far.over_s < float("inf"), LIMIT_S)
+        pipe.send("over")
 
 
 def transfers():
@@ -246,6 +273,13 @@ def test_threads_that_wait_for_transfers_end_with_the_group():
     with pair((count_threads, None), (speak, None)) as (_, pipes):
         pipes[1].send("go")
         assert said(pipes[0]) == 1 and said(pipes[0]) == 0
+
+
+def test_a_part_for_host_memory_is_our_gloo_whatever_carries_the_devices_messages():
+    with pair((meet_far, 0), (meet_far, 1)) as (_, pipes):
+        for pipe in pipes:
+            assert said(pipe) == [True, False, True, 2]
+            assert [said(pipe), said(pipe), said(pipe)] == [[2.0] * 3, [2.0] * 3, "over"]
 
 
 class DoneBehindTheLook:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import types
 from functools import cache
 from pathlib import Path
 
@@ -14,12 +15,15 @@ import pytest
 
 pytest.importorskip("torch")
 
+import torch
 from own_python import ROOT, on_xla
 
 from holdfast.trainer import devices
 from holdfast.trainer.config import ConfigError, load
 from holdfast.trainer.devices import open_device
 from holdfast.trainer.engines import precompile
+from holdfast.trainer.engines.strategy import Member
+from holdfast.trainer.engines.xla import DataParallel
 
 HERE = Path(__file__).parent
 TOLERANCE = 1e-5  # relative, of the losses of three steps
@@ -64,6 +68,7 @@ def test_a_checkpoint_goes_from_one_to_the_other_and_back(seen):
 def test_a_compile_has_a_phase_and_only_warm_up_and_new_graphs_have_one(seen):
     usual = seen("portability")["saved"]["xla"]["seen"]
     assert usual[:2] == ["compile", "startup"] and usual.count("compile") == 1
+    assert [one for one in usual if one.endswith("; 0.0 MB a rank over slow links a step")]
     turned = seen("shapes")["turning"]["seen"]
     assert turned.count("compile") == 2
     at = turned.index("compile", 1)
@@ -84,6 +89,18 @@ def test_a_device_that_hangs_ends_no_step_on_the_page(seen):
     assert found.count("end") == 2 and found.count("begin") == 3 and found[-1] == "begin"
     # Its graphs were compiled ahead by a stand-in, in the phase for that.
     assert found[0] == "compile" and "graphs compiled ahead" in found[1]
+
+
+def test_the_first_line_says_what_a_rank_holds_and_sends():
+    """Of an engine without a device: only what the line is made of."""
+    engine = types.SimpleNamespace(
+        graphs=types.SimpleNamespace(kind="CPU"), topology={},
+        state=types.SimpleNamespace(nbytes=12_000_000), used=[torch.empty(1_000_000)])
+    layout = DataParallel.lay_out(engine, [Member("a"), Member("a"), Member("b"), Member("b")])
+    assert layout.words == (
+        "ddp on XLA devices (CPU): all of it on each of 4 rank(s), 16.0 MB a rank: weights, "
+        "gradients and moments; gradients are summed in host memory; 6.0 MB a rank over slow links "
+        "a step")  # a ring of four
 
 
 def test_what_cannot_be_is_a_sentence(monkeypatch):
