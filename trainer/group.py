@@ -147,11 +147,11 @@ class Group:
         for name, groups in layout.groups.items():
             ranks = next(ranks for ranks in groups if self.rank in ranks)
             whole = self._whole(name, ranks)
-            in_order = IN_ORDER and list(ranks) != sorted(ranks)
+            order: Any = {"sort_ranks": False} if IN_ORDER and list(ranks) != sorted(ranks) else {}
             self.parts[name] = whole if whole is not None else dist.new_group(
                 ranks, timeout=timeout, use_local_synchronization=True,
                 backend=breakable.NAME if name in layout.host else None,
-                **({"sort_ranks": False} if in_order else {}))
+                **order)
 
     def _whole(self, name: str, ranks: Sequence[int]) -> Any:
         """The group of all ranks that is this part as well; None where it needs one of its own."""

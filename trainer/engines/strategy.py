@@ -70,12 +70,12 @@ class Layout(NamedTuple):
     # Process groups to be made: every rank in one each, its number there its place in the tuple.
     groups: Mapping[str, Sequence[Ranks]] = {}
     alike: Sequence[str] = ()  # groups in which every rank enters equally many collectives
-    own: Sequence[str] = ()  # groups that threads of the strategy enter: never that of all itself
-    host: Sequence[str] = ()  # groups of tensors in host memory: gloo's, wherever the state lies
     words: str = ""  # what was chosen and why, said once at the start
     about: Mapping[str, Any] = {}  # the same for the run's manifest
     cuts: tuple[int, ...] = ()  # of a pipeline: the first piece of each stage after the first
     version: int = 0  # how often the model was cut anew
+    own: Sequence[str] = ()  # groups that threads of the strategy enter: never that of all itself
+    host: Sequence[str] = ()  # groups of tensors in host memory: gloo's, wherever the state lies
 
     def holders(self, shard: int) -> Ranks:
         """The ranks that hold this shard: copies of one another."""
