@@ -65,10 +65,14 @@ class Parts:
         """Whether its table is there: its bytes are proven when all are."""
         return (self.root / f"{self.name(part)}.json").exists()
 
-    def mine(self, rank: int, world: int) -> Iterator[int]:
-        """What this rank has yet to make: of those that are missing, every world-th one."""
-        missing = [part for part in range(self.count) if not self.whole(part)]
-        yield from missing[rank::world]
+    def missing(self) -> list[int]:
+        """Parts that have yet to be made."""
+        return [part for part in range(self.count) if not self.whole(part)]
+
+    @property
+    def batches(self) -> int:
+        """In which the largest part is encoded."""
+        return -(-min(self.rows, self.samples) // ROWS)
 
     def write(self, part: int, rows: np.ndarray) -> None:
         """The bytes, then the table that says that they are whole."""
@@ -98,16 +102,30 @@ class Parts:
         return bad
 
 
+def turns(missing: Sequence[int], rank: int, world: int) -> Iterator[tuple[int, bool]]:
+    """The part that this rank encodes in each turn, and whether it is this rank's to write: each
+    rank has equally many turns, and who has no part left takes another one's for nothing."""
+    for first in range(rank, len(missing) + rank, world):
+        yield missing[min(first, len(missing) - 1)], first < len(missing)
+
+
 def encode(
     embed: Callable[[Tensor], Tensor], data: Any, field: str, samples: Sequence[int],
-    device: torch.device, check: Callable[[], None],
+    device: torch.device, check: Callable[[], None], times: int = 0,
 ) -> np.ndarray:
-    """Embeddings of these samples, in their order."""
+    """Embeddings of these samples, in their order.
+
+    Where a strategy shares the weights, every rank has to be in each call of `embed`: it is called
+    `times` at least, in the end with the last batch again, whose embeddings are dropped."""
     found = []
     for first in range(0, len(samples), ROWS):
         check()
         batch = data.batch(samples[first : first + ROWS])
         if field not in batch:
             raise ConfigError([f"export.field = {field!r}: set one of {', '.join(batch)}"])
-        found.append(embed(batch[field].to(device)).float().cpu().numpy())
+        inputs = batch[field].to(device)
+        found.append(embed(inputs).float().cpu().numpy())
+    for _ in range(times - len(found)):
+        check()
+        embed(inputs)
     return np.concatenate(found)

@@ -199,6 +199,14 @@ class Group:
         dist.all_reduce(number, dist.ReduceOp.MAX)
         return bool(number.item())
 
+    def from_first(self, text: str) -> str:
+        """Rank 0's text, on every rank.  All ranks call it."""
+        key = f"first/{self.asked()}"
+        if self.rank == 0:
+            self.store.set(key, text)
+        self.store.wait([key], timedelta(seconds=COLLECTIVE_TIMEOUT_S))
+        return str(self.store.get(key).decode())
+
     def meet(self, name: str, wait_s: float) -> bool:
         """Whether every rank comes to this place within the time.  By the store alone: a rank that
         is somewhere else would take a collective's bytes for those of its own."""

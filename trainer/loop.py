@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import json
 import math
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -80,8 +82,7 @@ def train(config: Config, elastic: Any) -> Result:
         try:
             result = generation.run(assignment)
         except RuntimeError as error:
-            asked = isinstance(error, elastic.Broken)
-            if not asked and not is_broken_group(error, elastic.broken()):
+            if not generation.is_lost(error):
                 raise
             reason = _reason(error)
         else:
@@ -166,7 +167,8 @@ class Generation:
             self.after_step()
             self.step_times_s = [*self.step_times_s[1 - STEP_TIMES :], time.monotonic() - begin]
             self.tell(tokens / self.step_times_s[-1])
-            self.go_over_if_slow()
+            with self.told():
+                self.go_over_if_slow()
             self.park_if_asked()
             if 0 < elastic.stop_after() <= held.step:
                 break
@@ -176,7 +178,7 @@ class Generation:
         """The group, then proven state on every rank, then the strategy around it."""
         job, elastic, strategy = self.job, self.elastic, self.strategy
         self.assignment = assignment
-        with told(job.config.strategy):
+        with self.told():
             self.group = group = Group(assignment, job.device, elastic)
             said = strategy.said() if isinstance(strategy, Movable) else ""
             group.join(
@@ -243,7 +245,7 @@ class Generation:
                        for index in self.sampler.indices(held.step + 1, number)])
         elastic.phase("forward_backward")
         self.buffers_before = [buffer.clone() for buffer in self.buffers]
-        with told(job.config.strategy):
+        with self.told():
             self.forward_backward(batches)
             # From here on a shard of the next step is here, though not every rank may get its norm.
             held.ready = self.group is not None and self.group.layout.shards > 1
@@ -259,7 +261,8 @@ class Generation:
         held.step, held.torn, held.ready, held.norm = held.step + 1, False, False, norm
         elastic.step_end(held.step, self.loss)
         self.buffers_before = []
-        strategy.forget()
+        with self.told():
+            strategy.forget()
         tokens: int = sum(value.numel() for value in batches[0].values())
         return tokens * self.sampler.micro_batches
 
@@ -276,7 +279,7 @@ class Generation:
 
     def update(self, step: int, norm: float) -> None:
         config = self.job.config
-        with told(config.strategy):
+        with self.told():
             self.strategy.update(adamw.learning_rate(config.optimizer, step, config.steps), norm)
 
     def end_step(self, step: int, norm: float) -> None:
@@ -296,6 +299,15 @@ class Generation:
         """Leaves a generation that is over at once, and not only at the end of a backward pass."""
         if self.elastic.broken():
             raise self.elastic.Broken("generation is over")
+
+    def is_lost(self, error: BaseException) -> bool:
+        """Whether the generation is over by it, and no code of the user's is to blame."""
+        return isinstance(error, self.elastic.Broken) or is_broken_group(
+            error, self.elastic.broken())
+
+    def told(self) -> AbstractContextManager[None]:
+        """Around every call of the strategy."""
+        return told(self.job.config.strategy, self.is_lost)
 
     def after_step(self) -> None:
         step, elastic = self.held.step, self.elastic
@@ -373,7 +385,7 @@ class Generation:
         if not hasattr(self.job.data, "heldout"):
             return {}
         assert self.group is not None
-        with self.strategy.encoder() as embed:
+        with self.told(), self.strategy.encoder() as embed:
             if embed is None:
                 return {}
             self.elastic.phase("eval")
@@ -401,22 +413,26 @@ class Generation:
         if job.manifest.began.get("from") == "nothing":
             raise ConfigError([f"export: there is no checkpoint in {job.config.checkpoint_dir}: "
                                "set checkpoint.dir to a run's, or init_from"])
-        if job.config.strategy in ("fsdp", "mics"):  # every rank is in each gathering
-            raise ConfigError([f"export: strategy = {job.config.strategy!r} cuts the model in "
-                               "shards: set strategy = ddp for the export"])
+        # Of the weights alone, whoever holds what: another strategy or world may go on with it.
         about = {"data_digest": job.data.digest, "step": self.held.step,
-                 "state": group.digest(self.state)}
+                 "weights": group.from_first(group.weights_digest(self.state))}
         parts = exporting.Parts(job.config.export, len(job.data), about)
         parts.begin()
-        with self.strategy.encoder() as embed:
+        with self.told(), self.strategy.encoder() as embed:
             if embed is None:
                 raise ConfigError([f"export: {self.state.model_class} has no `embed`"])
             while True:
-                for part in parts.mine(group.rank, group.world):
+                # Rank 0's list: others may look when some parts are made already.
+                missing = json.loads(group.from_first(
+                    json.dumps(parts.missing() if group.rank == 0 else [])))
+                for part, mine in exporting.turns(missing, group.rank, group.world):
                     elastic.phase("eval")  # before each part: it raises when a peer is lost
-                    parts.write(part, exporting.encode(
-                        embed, job.data, job.config.export.field, parts.samples_of(part),
-                        job.device, self.check))
+                    samples = parts.samples_of(part)
+                    made = exporting.encode(
+                        embed, job.data, job.config.export.field, samples if mine else samples[-1:],
+                        job.device, self.check, parts.batches)
+                    if mine:
+                        parts.write(part, made)
                 group.any(False)  # every rank has made its parts
                 bad = parts.commit() if group.rank == 0 else []
                 if not group.any(bool(bad)):
@@ -425,7 +441,7 @@ class Generation:
         if group.rank == 0:
             elastic.report("", f"export: {parts.samples} embeddings in {parts.count} parts, every "
                            f"byte proven: {parts.root}")
-        return Result(group.rank, self.held.step, 0.0, str(about["state"]), {})
+        return Result(group.rank, self.held.step, 0.0, group.digest(self.state), {})
 
     def finish(self) -> Result:
         """After the last step: quality, the proof line's digest, and the last checkpoint."""
@@ -458,13 +474,15 @@ class Generation:
         self.elastic.register_group(None, None)
         if self.group is not None:
             self.group.cut()
-        if not self.held.ready:
-            self.strategy.forget()
-        elif self.buffers_before:
-            self.job.buffers_after[:] = [buffer.clone() for buffer in self.buffers]
-        for buffer, before in zip(self.buffers, self.buffers_before):
-            buffer.copy_(before)
-        self.strategy.leave()
+        # The generation is over in any case: a lost peer's is only what says so itself.
+        with told(self.job.config.strategy, lambda error: is_broken_group(error, False)):
+            if not self.held.ready:
+                self.strategy.forget()
+            elif self.buffers_before:
+                self.job.buffers_after[:] = [buffer.clone() for buffer in self.buffers]
+            for buffer, before in zip(self.buffers, self.buffers_before):
+                buffer.copy_(before)
+            self.strategy.leave()
         gc.collect()  # DDP is in cycles, and its hooks sit on the parameters until it is gone
         if self.group is not None:
             self.group.leave()

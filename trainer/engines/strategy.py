@@ -8,6 +8,7 @@ is docs/engines.md.
 from __future__ import annotations
 
 import inspect
+import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -31,6 +32,13 @@ BUILT_IN = {
 Ranks = tuple[int, ...]
 # Whether torch makes a group whose ranks are not in the order of their numbers (2.13 does).
 IN_ORDER = "sort_ranks" in inspect.signature(dist.new_group).parameters
+LIBRARIES = (Path(torch.__file__).parent, Path(traceback.__file__).parent)  # and Python's own
+# What torch says when memory is short or a device fails, in a plain RuntimeError.
+_MACHINE_WORDS = (
+    "out of memory", "allocate memory", "enough memory", "resource_exhausted", "cuda error",
+    "hip error", "cublas", "cudnn error", "nrt_",
+)
+CHAIN_MAX = 100  # exceptions that led to one another
 
 
 class Setup(NamedTuple):
@@ -209,30 +217,62 @@ def build(setup: Setup) -> Strategy:
 
 
 @contextmanager
-def told(name: str) -> Iterator[None]:
+def told(
+    name: str, lost: Callable[[BaseException], bool] = lambda _error: False
+) -> Iterator[None]:
     """What a strategy of the user's raises is a setting of theirs: a sentence and no restart.
 
-    Only what its own file raises: the model's errors, and a lost peer, are what they are.
+    Its own is what its file raises, and what torch or Python's library raises where that file has
+    called it.  The model's errors are what they are; so is all that a restart may cure: what the
+    loop takes for a generation that is `lost`, memory that is short, and a device that fails.
     """
     try:
         yield
     except (ConfigError, FloatingPointError):
         raise
     except Exception as error:
-        file = _file_of(name)
-        frames = traceback.extract_tb(error.__traceback__)
-        if name in BUILT_IN or not frames or not file or Path(frames[-1].filename) != file:
+        frame = None if name in BUILT_IN else _own_frame(error, _file_of(name))
+        if frame is None or any(lost(one) or _of_the_machine(one) for one in _chain(error)):
             raise
         line = " ".join(str(error).split())[:300]
         raise ConfigError([
             f"strategy = {name!r} raised {type(error).__name__}: {line} "
-            f"({file.name}, line {frames[-1].lineno}): mend it, or set strategy to one of "
-            f"{', '.join(BUILT_IN)}"]) from error
+            f"({Path(frame.filename).name}, line {frame.lineno}): mend it, or set strategy to one "
+            f"of {', '.join(BUILT_IN)}"]) from error
 
 
 def _file_of(name: str) -> Path | None:
-    import sys
-
     module = sys.modules.get(name.partition(":")[0])
     file = getattr(module, "__file__", None)
     return Path(file) if file else None
+
+
+def _own_frame(error: BaseException, file: Path | None) -> traceback.FrameSummary | None:
+    """The innermost frame that is no library's, if it is this file's."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        path = Path(frame.filename)
+        if path == file:
+            return frame
+        # Other packages may lie below Python's own library.
+        installed = {"site-packages", "dist-packages"} & {*path.parts}
+        of_torch, of_python = map(path.is_relative_to, LIBRARIES)
+        of_python = (of_python and not installed) or frame.filename.startswith("<frozen ")
+        if not (of_torch or of_python):
+            return None
+    return None
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """It and what led to it: a strategy may have put a lost peer into words of its own."""
+    found: BaseException | None = error
+    for _ in range(CHAIN_MAX):
+        if found is None:
+            return
+        yield found
+        found = found.__cause__ or (None if found.__suppress_context__ else found.__context__)
+
+
+def _of_the_machine(error: BaseException) -> bool:
+    said = str(error).lower()
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError, torch.AcceleratorError)) or any(
+        word in said for word in _MACHINE_WORDS)

@@ -6,12 +6,40 @@ import tiny
 import torch
 from torch import nn
 
+from holdfast.trainer.example import picture
+
 
 class Data(tiny.Data):
     """With held-out pairs, so that there is an evaluation."""
 
     def heldout(self):
         return self.rows[:7], self.rows[7:14]
+
+
+class Pages:
+    """What the example of several tasks is fed, at random."""
+
+    digest = "pages"
+
+    def __init__(self, options, work_dir):
+        generator = torch.Generator().manual_seed(7)
+        tokens = torch.randint(1, 50, (40, 2, 8), generator=generator)
+        self.all = {
+            "query": tokens[:, 0], "document": tokens[:, 1],
+            "picture": torch.rand(40, picture.PATCHES, picture.PATCH_VALUES, generator=generator),
+            "kind": torch.randint(len(picture.KINDS), (40,), generator=generator)}
+
+    def __len__(self):
+        return 40
+
+    def batch(self, indices):
+        return {name: one[list(indices)] for name, one in self.all.items()}
+
+    def heldout(self):
+        some = self.batch(range(7))
+        return {"text": (some["query"], some["document"]),
+                "picture": (some["picture"], some["document"]),
+                "kind": (some["document"], some["kind"])}
 
 
 class Model(nn.Module):

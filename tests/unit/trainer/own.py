@@ -1,4 +1,4 @@
-"""Strategies of a user's own: `own:Plain` does what ddp does, the others fail in ways of theirs."""
+"""Strategies of a user's own: `own:Plain` does what ddp does; some fail in ways of theirs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import torch.distributed as dist
 
 from holdfast.trainer.engines.balanced import Balanced, sum_balanced
 from holdfast.trainer.engines.ddp import DataParallel
-from holdfast.trainer.engines.strategy import Layout, Place
+from holdfast.trainer.engines.sharded import MiCS
+from holdfast.trainer.engines.strategy import Layout, Place, Proposal
 
 
 class Plain(DataParallel):
@@ -60,6 +61,73 @@ class ThroughHost(Balanced):
             raise RuntimeError(f"in the buffers {found}, and before in {self.buffers}")
         self.buffers = found
         return mean
+
+
+class Near(MiCS):
+    """Shards as mics does, under a name that nobody knows."""
+
+
+class Fails(Plain):
+    """Does what ddp does, and goes over to the same layout once: all but the one call that the
+    settings name by method and number, in which torch is given what it cannot take."""
+
+    def __init__(self, setup):
+        super().__init__(setup)
+        self.asked, options = False, setup.config.strategy_options
+        goes_on, left = getattr(self, options["where"]), [options["call"]]
+
+        def method(*given):
+            left[0] -= 1
+            if left[0] == 0:
+                torch.nn.functional.mse_loss(torch.ones(1), None)
+            return goes_on(*given)
+
+        setattr(self, options["where"], method)
+
+    def hold(self, layout, rank):
+        self.layout = layout
+        return super().hold(layout, rank)
+
+    def said(self):
+        return ""
+
+    def kept(self):
+        return None
+
+    def proposed(self, left):
+        before, self.asked = self.asked, True
+        return None if before else Proposal(self.layout._replace(version=1), "as it was")
+
+    def moves(self, before, after):
+        return []
+
+    def moved(self, layout, seconds):
+        pass
+
+
+class Gone:
+    """Cannot be left."""
+
+    def forget(self):
+        pass
+
+    def leave(self):
+        raise RuntimeError("my mistake")
+
+
+def fail(error):
+    raise error
+
+
+def call(function):
+    return function()
+
+
+def put_into_words(error):
+    try:
+        raise error
+    except RuntimeError as lost:
+        raise KeyError("my sums") from lost
 
 
 class FailsAtOnce(DataParallel):

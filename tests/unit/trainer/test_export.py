@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import test_checkpoint as runs
 import torch
 from harness import Launcher
 
@@ -15,6 +16,7 @@ from holdfast.trainer.checkpoint import format as files
 from holdfast.trainer.config import ConfigError, ExportOptions, load
 
 LIMIT_S = 300.0  # a busy machine starts ranks slowly
+clean_group = runs.clean_group
 
 
 def config(tmp, *more):
@@ -52,6 +54,42 @@ def test_a_lost_rank_costs_a_part_and_the_files_are_the_same(tmp_path):
     assert [name for name in times if times[name] != later[name]] == ["part-000002.npy"]
 
 
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    """Settings of a run that ddp has trained, where it lies, and what ddp exports of it: parts of
+    3, 3 and 2 batches, so that two ranks have neither equally many parts nor equal ones."""
+    tmp = tmp_path_factory.mktemp("shared")
+    settings = ["model=tiny:Searched", "data_options.samples=350", "steps=2", "batch=3",
+                "micro_batches=2", "checkpoint.every=2", "export.field=x", "export.rows=130"]
+    runs.run(tmp, *settings)
+    runs.run(tmp, *settings, f"export.dir={tmp / 'ddp'}")
+    (found,) = files.listing(tmp / "checkpoints")
+    return settings, tmp, ("disk", found.step, found.generation, found.path)
+
+
+@pytest.mark.parametrize(("name", "way"), [
+    ("fsdp", ["strategy=fsdp"]), ("mics", ["strategy=own:Near", "mics.group=2"]),
+    ("pipeline", ["strategy=pipeline", "pipeline.stages=2"]),
+])
+def test_shared_weights_export_what_whole_ones_do(shared, name, way):
+    settings, tmp, resume = shared
+    more = load(None, [*settings, *way, "data=tiny:Data", f"work_dir={tmp}",
+                       f"export.dir={tmp / name}"])
+    faults = {(1, 1, 2, "eval"): "kill"} if name == "fsdp" else {}
+    launcher = Launcher(more, 2, tmp, faults)
+    launcher.run(resume, LIMIT_S)
+    assert [kind for kind, _ in launcher.plans] == ["disk"] * (1 + len(faults)), launcher.log()
+    wanted, found = rows_of(tmp / "ddp"), rows_of(tmp / name)
+    assert found.shape == (350, 33) and np.allclose(found, wanted, rtol=0, atol=1e-5)
+    assert len(json.loads((tmp / name / files.COMMIT).read_bytes())["parts"]) == 3
+    # Another strategy goes on with the folder: the weights are the same, whoever held what.
+    (tmp / name / "part-000001.npy.json").unlink()
+    times = {one.name: one.stat().st_mtime_ns for one in (tmp / name).glob("*.npy")}
+    runs.run(tmp, *settings, f"export.dir={tmp / name}")
+    later = {one.name: one.stat().st_mtime_ns for one in (tmp / name).glob("*.npy")}
+    assert [one for one in times if times[one] != later[one]] == ["part-000001.npy"]
+
+
 def parts(folder, samples=20, rows=6, **about) -> export.Parts:
     made = export.Parts(ExportOptions(dir=str(folder), rows=rows), samples, about)
     made.begin()
@@ -60,10 +98,13 @@ def parts(folder, samples=20, rows=6, **about) -> export.Parts:
 
 def test_each_part_is_some_ranks_whatever_is_done_and_whoever_is_there(tmp_path):
     made = parts(tmp_path)
-    assert [list(made.mine(rank, 3)) for rank in range(3)] == [[0, 3], [1], [2]]
+    assert made.missing() == [0, 1, 2, 3] and made.batches == 1
+    assert [list(export.turns(made.missing(), rank, 3)) for rank in range(3)] == [
+        [(0, True), (3, True)], [(1, True), (3, False)], [(2, True), (3, False)]]
     made.write(1, np.zeros((6, 2)))
     (tmp_path / "part-000002.npy").write_bytes(b"half of it")  # without its table
-    assert [list(made.mine(rank, 2)) for rank in range(2)] == [[0, 3], [2]]
+    assert made.missing() == [0, 2, 3]
+    assert [list(export.turns([], rank, 2)) for rank in range(2)] == [[], []]
     assert sorted(sample for part in range(made.count) for sample in made.samples_of(part)) == \
         list(range(20))
 
@@ -76,7 +117,7 @@ def test_commit_names_every_digest_or_nothing(tmp_path):
     (tmp_path / "part-000003.npy").write_bytes(data[:-1])
     (tmp_path / "part-000001.npy").unlink()
     assert made.commit() == ["part-000001.npy", "part-000003.npy"]
-    assert not (tmp_path / files.COMMIT).exists() and list(made.mine(0, 1)) == [1, 3]
+    assert not (tmp_path / files.COMMIT).exists() and made.missing() == [1, 3]
     for part in (1, 3):
         made.write(part, np.full((2, 2), part))
     assert made.commit() == []
@@ -106,5 +147,9 @@ def test_a_field_that_no_batch_has_is_named():
     made = export.encode(lambda x: x + 1, Data(), "x", range(130), torch.device("cpu"),
                          lambda: None)
     assert made.shape == (130, 2) and made.min() == 1
+    calls = []
+    made = export.encode(lambda x: calls.append(len(x)) or x, Data(), "x", range(70),
+                         torch.device("cpu"), lambda: None, 4)
+    assert made.shape == (70, 2) and calls == [64, 6, 6, 6]
     with pytest.raises(ConfigError, match="export.field = 'z': set one of x, y"):
         export.encode(lambda x: x, Data(), "z", range(3), torch.device("cpu"), lambda: None)

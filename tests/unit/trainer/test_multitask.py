@@ -8,8 +8,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from harness import Launcher
 
-from holdfast.trainer.config import ConfigError
+from holdfast.trainer.config import ConfigError, load
 from holdfast.trainer.evaluate import evaluate, places_of_class
 from holdfast.trainer.example import corpus, picture
 from holdfast.trainer.example.model import Encoder
@@ -101,6 +102,29 @@ def test_all_tasks_are_learnt_and_each_is_measured(data: CodePages) -> None:
         assert after.figures[name] > 1.3 * before.figures[name], (name, before, after)
     places = after.tasks["kind"].places
     assert np.mean(np.array(places) == 1) == pytest.approx(after.figures["kind_accuracy"], abs=1e-6)
+
+
+def test_shared_weights_learn_all_tasks_as_whole_ones_do(tmp_path: Path) -> None:
+    """Under each strategy the mean loss of every step, and what is evaluated after the last."""
+    losses, evaluated = {}, {}
+    ways = {"ddp": [], "fsdp": ["strategy=fsdp"],
+            "pipeline": ["strategy=pipeline", "pipeline.stages=2"]}
+    small = {**SMALL, "layers": 2, "vocabulary": 50, "tokens": 8}
+    for name, way in ways.items():
+        (tmp_path / name).mkdir()
+        launcher = Launcher(load(None, [
+            "model=holdfast.trainer.example.multitask:MultiTask", "data=blocks:Pages", "steps=3",
+            "batch=4", "micro_batches=2", f"work_dir={tmp_path / name}", "checkpoint.every=0",
+            *(f"model_options.{key}={value}" for key, value in small.items()), *way,
+        ]), 2, tmp_path / name)
+        evaluated[name] = [one.evaluation for one in launcher.run().values()]
+        told = [(event[3], event[4]) for event in launcher.said("step")]
+        losses[name] = [np.mean([loss for at, loss in told if at == step]) for step in (1, 2, 3)]
+        assert len(told) == 6 and np.isfinite(losses[name]).all()
+    assert {"mrr_at_10", "picture_mrr_at_10", "kind_accuracy"} < evaluated["ddp"][0].keys()
+    for name in ways:
+        assert losses[name] == pytest.approx(losses["ddp"], rel=1e-5), name
+        assert evaluated[name] == evaluated["ddp"], name
 
 
 def test_one_task_alone_is_measured_as_before(data: CodePages) -> None:

@@ -31,6 +31,7 @@ from holdfast.trainer.standalone import Assignment
 WAYS = {
     "ddp": ("strategy=ddp",),
     "fsdp": ("strategy=fsdp",),
+    "fsdp of 2": ("strategy=fsdp", "fsdp.group=2"),
     "mics of 2": ("strategy=mics", "mics.group=2"),
     "mics of 4": ("strategy=mics", "mics.group=4"),
     "pipeline of 2": ("strategy=pipeline", "pipeline.stages=2"),

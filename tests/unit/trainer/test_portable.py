@@ -10,15 +10,19 @@ from pathlib import Path
 
 import pytest
 import test_checkpoint as runs
+import tiny
 import torch
 import torch.distributed as dist
 import waiting
+from harness import Launcher
 
 from holdfast.agent.cli import main
 from holdfast.trainer.checkpoint import format as files
 from holdfast.trainer.checkpoint import manifest, portable, tensors
+from holdfast.trainer.checkpoint.restore import read_into
 from holdfast.trainer.checkpoint.tensors import Place
 from holdfast.trainer.config import ConfigError, load
+from holdfast.trainer.state import State, specs_of
 
 clean_group = runs.clean_group
 
@@ -39,8 +43,6 @@ def test_a_state_dict_of_torch_holds_the_same_bits(trained, tmp_path, capsys) ->
     wanted = state_dict(trained)
     assert loaded.keys() == wanted.keys() and "norm.running_mean" in loaded
     assert all(torch.equal(loaded[name], wanted[name]) for name in wanted)
-    import tiny
-
     tiny.Model({}).load_state_dict(loaded)
 
 
@@ -160,6 +162,34 @@ def test_a_new_run_begins_with_the_weights_alone(trained, tmp_path, kind: str, c
     assert not any("from the weights of" in text for _, text in said.reports)
     kept = sorted((new / "checkpoints" / manifest.MANIFESTS).iterdir())
     assert json.loads(kept[-1].read_bytes())["began"]["from"] == "disk"
+
+
+@pytest.mark.parametrize("way", [
+    ["strategy=fsdp"], ["strategy=mics", "mics.group=1"],
+    ["strategy=pipeline", "pipeline.stages=2"],
+])
+def test_shared_weights_begin_a_new_run_as_well(tmp_path, way) -> None:
+    runs.run(tmp_path, "model=tiny:Still", "steps=4")
+    (found,) = files.listing(tmp_path / "checkpoints")
+    new = tmp_path / "new"
+    launcher = Launcher(load(None, [
+        "model=tiny:Still", "data=tiny:Data", "steps=1", "batch=3", "micro_batches=2", *way,
+        f"init_from={found.path}", f"work_dir={new}", "checkpoint.every=1",
+        "optimizer.learning_rate=1e-12", "optimizer.warmup_steps=0", "optimizer.weight_decay=0",
+    ]), 2, tmp_path)
+    launcher.run()
+    assert "from the weights of" in str(launcher.said("report"))
+    made = Path(files.listing(new / "checkpoints")[0].path)
+    began = files.read_manifest(made)["run_manifest"]["began"]
+    assert (began["from"], began["step"]) == ("weights", 4)
+    assert began["digest"].startswith("xxh3_128:")
+    before, after = state_dict(Path(found.path)), state_dict(made)
+    assert before.keys() == after.keys()
+    assert all(torch.allclose(before[name], after[name], rtol=0, atol=1e-6) for name in before)
+    state = State(specs_of(tiny.Still({})), torch.device("cpu"))
+    read_into(made, state)
+    counts = {float(view) for name, view in state.views.items() if name.startswith("adamw.step.")}
+    assert counts == {1.0}  # and not the 5 of one that had resumed
 
 
 def said_of(tmp_path, *more) -> str:

@@ -61,6 +61,13 @@ def test_kills_anywhere_leave_no_trace_and_redo_nothing_while_a_copy_lives(tmp_p
     assert launcher.redone == 0
 
 
+def test_fsdp_in_groups_takes_a_lost_shard_from_its_copy(tmp_path):
+    """The same groups as those of mics, and so the same bits."""
+    launcher = run(tmp_path, *FSDP, "fsdp.group=2", faults={(1, 3, 3, "optimizer"): "kill"})
+    assert launcher.digests == {unbroken(*MICS)}, launcher.log()
+    assert [kind for kind, _ in launcher.plans] == ["fresh", "survivor"] and launcher.redone == 0
+
+
 TWO_NODES = ("topology.0=a", "topology.1=a", "topology.2=b", "topology.3=b")
 
 

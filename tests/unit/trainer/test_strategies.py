@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import functools
+import json
+from types import SimpleNamespace
+
+import own
 import pytest
+import test_checkpoint as runs
 import torch
-from harness import Launcher, Lost
+import torch.distributed as dist
+from harness import Broken, Launcher, Lost
 
 from holdfast.trainer.checkpoint.restore import Held, agreed_step
 from holdfast.trainer.config import ConfigError, load
 from holdfast.trainer.engines.strategy import Layout, Place
+from holdfast.trainer.loop import Generation
 from holdfast.trainer.state import Rows, Spec, State
 
 CPU = torch.device("cpu")
+clean_group = runs.clean_group
 
 
 def config(tmp, *more):
@@ -37,6 +46,76 @@ def test_what_it_raises_is_a_setting_of_the_users(tmp_path, name, said):
     with pytest.raises(Lost, match="ConfigError: strategy = ") as found:
         Launcher(config(tmp_path, f"strategy={name}"), 2, tmp_path).run()
     assert said in str(found.value)
+
+
+@pytest.mark.parametrize("call", [
+    "warm_up", "lay_out", "hold", "initialise 2", "wrap", "run", "norm 2", "update 2", "said",
+    "kept", "forget 2", "forget 3", "proposed", "hold 2", "moves", "moved", "encoder", "leave",
+    "forget 5",  # in warm_up, as the generation begins, in two steps, and as it is left
+])
+def test_wherever_it_raises_that_is_a_setting_of_the_users(tmp_path, call):
+    """The exception surfaces inside torch, which was given something wrong."""
+    where, _, number = call.partition(" ")
+    with pytest.raises(ConfigError) as found:
+        runs.run(tmp_path, "strategy=own:Fails", "steps=2", "checkpoint.every=0",
+                 "data=blocks:Data", f"strategy_options.where={where}",
+                 f"strategy_options.call={number or 1}")
+    assert "strategy = 'own:Fails' raised AttributeError: 'NoneType'" in str(found.value)
+    assert "(own.py, line " in str(found.value)
+
+
+def test_and_where_it_raises_in_an_export(tmp_path):
+    more = ("strategy=own:Fails", "model=tiny:Embedding", "checkpoint.every=2", "steps=2",
+            "strategy_options.where=encoder", "strategy_options.call=1")
+    runs.run(tmp_path, *more)
+    with pytest.raises(ConfigError, match="own.py"):
+        runs.run(tmp_path, *more, f"export.dir={tmp_path / 'to'}", "export.field=x")
+
+
+def generation(broken=False, strategy=None):
+    elastic = SimpleNamespace(
+        Broken=Broken, broken=lambda: broken, register_group=lambda group, cut: None)
+    job = SimpleNamespace(config=SimpleNamespace(strategy="own:Plain"), strategy=strategy)
+    return Generation(job, Held(), None, elastic)
+
+
+CLOSED = RuntimeError("[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection "
+                      "closed by peer [127.0.0.1]:9")
+
+
+@pytest.mark.parametrize("error", [
+    CLOSED, Broken("generation is over"), dist.DistBackendError("NCCL communicator was aborted"),
+    MemoryError(), torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+    RuntimeError("[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't "
+                 "allocate memory: you tried to allocate 8 bytes."),
+    OSError(12, "Cannot allocate memory"), FloatingPointError("loss is nan"),
+    RuntimeError("CUDA error: uncorrectable ECC error encountered"),
+    RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"),
+])
+def test_what_a_restart_may_cure_is_never_a_setting(error):
+    """Though its own file is where it surfaces, as of a call without a frame of Python's."""
+    with pytest.raises(type(error)) as found, generation().told():
+        own.fail(error)
+    assert found.value is error
+
+
+def test_whose_an_exception_is():
+    own_mistake = RuntimeError("my mistake")
+    with pytest.raises(ConfigError, match="raised RuntimeError: my mistake"), generation().told():
+        own.fail(own_mistake)
+    # In a generation that is over that may be anything; if it is a mistake, it comes again.
+    with pytest.raises(RuntimeError, match="my mistake"), generation(broken=True).told():
+        own.fail(own_mistake)
+    with pytest.raises(ConfigError, match="raised JSONDecodeError"), generation().told():
+        own.call(functools.partial(json.loads, "{"))
+    with pytest.raises(KeyError), generation().told():
+        own.call(lambda: {}["of another file"])
+    with pytest.raises(AttributeError), generation().told():  # torch, called by another file
+        own.call(lambda: torch.nn.functional.mse_loss(torch.ones(1), None))
+    with pytest.raises(KeyError, match="my sums"), generation().told():
+        own.put_into_words(CLOSED)
+    with pytest.raises(ConfigError, match="raised RuntimeError: my mistake"):
+        generation(broken=True, strategy=own.Gone()).leave()
 
 
 def test_both_ways_to_write_it(tmp_path):
