@@ -32,7 +32,17 @@ from .data import Sampler, seed_for
 from .devices import open_device
 from .engines import topology
 from .engines.precompile import precompile
-from .engines.strategy import Layout, Member, MicroBatch, Movable, Setup, Strategy, build, told
+from .engines.strategy import (
+    Layout,
+    Member,
+    MicroBatch,
+    Movable,
+    Setup,
+    Strategy,
+    build,
+    chain,
+    told,
+)
 from .evaluate import Evaluated, evaluate
 from .group import BadCheckpoint, Group, RestoreFailed, is_broken_group
 from .move import go_over
@@ -82,7 +92,8 @@ def train(config: Config, elastic: Any) -> Result:
         try:
             result = generation.run(assignment)
         except RuntimeError as error:
-            if not generation.is_lost(error):
+            # A strategy of the user's may have put a lost peer into words of its own.
+            if not any(map(generation.is_lost, chain(error))):
                 raise
             reason = _reason(error)
         else:

@@ -48,7 +48,9 @@ HINTS = (
 )
 FLAG = re.compile(rf"-{{1,2}}[\w-]{{0,40}}(?:{NAMES})[\w-]{{0,20}}", re.IGNORECASE)
 # Of a setting, whose whole name is known, and which may be as short as `auth`.
-NAMED = re.compile(rf"{NAMES}|authorization|cookie|jwt|(?<![a-z])(?:auth|pass)(?![a-z])")
+NAMED = re.compile(
+    rf"{NAMES}|authorization|cookie|jwt|oauth|bearer|creds?(?![a-z])|webhook"
+    r"|(?<![a-z])(?:auth|keys?|(?:db)?pass(?:code)?)(?![a-z])|tokens(?![a-z])")
 
 
 def may_hold(text: str) -> bool:
@@ -80,14 +82,17 @@ def redacted_value(value: Any, name: str = "") -> Any:
     """A setting without its secrets: a table, a list, a text or a number.  Names stay, and what
     stands under one that is a secret's goes whole, `name` being the one that it stands under."""
     if isinstance(value, dict):
-        return {key: redacted_value(one, name or _secret_name(str(key)))
+        return {redacted(str(key)): redacted_value(one, name or _secret_name(str(key)))
                 for key, one in value.items()}
     if isinstance(value, (list, tuple)):
         return [redacted_value(one, name) for one in value]
     if isinstance(value, str):
         return GONE if name and value else redacted(value)
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return GONE if name and number and "token" not in name else value  # a number of tokens
+    if value is None or isinstance(value, bool):
+        return value
+    if not isinstance(value, (int, float)):
+        return str(value)  # TOML has dates
+    return GONE if name and "token" not in name and "key" not in name else value  # how many
 
 
 def _secret_name(key: str) -> str:

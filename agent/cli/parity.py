@@ -70,8 +70,10 @@ def parity(options: argparse.Namespace) -> int:
 
 
 def _two(first: kept.Evaluation, second: kept.Evaluation) -> None:
-    """Raises EvaluationError where they are one, under whatever names."""
-    if first._replace(path="", digest="") == second._replace(path="", digest=""):
+    """Raises EvaluationError where they are one, under whatever names, or the same step of one run
+    that was evaluated again after a restart."""
+    if first._replace(path="", digest="", generation=0) == second._replace(
+            path="", digest="", generation=0):
         where = first.path if first.path == second.path else f"{first.path} and {second.path}"
         raise kept.EvaluationError(
             f"{where}: one and the same evaluation, of {first.run}, step {first.step}, which says "

@@ -31,7 +31,7 @@ def free_port() -> int:
         port = int(taken.getsockname()[1])
         if port in GIVEN:
             return free_port()
-    GIVEN.add(port)
+        GIVEN.add(port)  # while nobody else can be told of it
     return port
 
 

@@ -55,10 +55,12 @@ class Balanced(DataParallel):
                  f"{len(nodes[0])} ranks{why}, {self.in_flight} bucket(s) in flight; "
                  f"{(self.state.nbytes + self.gradient_bytes) / 1e6:.1f} MB a rank: weights, "
                  f"gradients and moments; {slow / 1e6:.1f} MB a rank over slow links a step")
-        host = [name for name in groups if name.startswith(ACROSS)]
-        # In the group of all ranks DDP tells which parameters were used, beside the lanes.
-        return plain._replace(places=tuple(places), groups=groups, alike=tuple(groups),
-                              own=tuple(groups), host=host, words=words)
+        # In the group of all ranks DDP tells which parameters were used, beside the lanes.  A rank
+        # of the release before knows no other group for them, and all make the same.
+        own = () if any(member.held is None for member in members) else tuple(groups)
+        host = [name for name in own if name.startswith(ACROSS)]
+        return plain._replace(places=tuple(places), groups=groups, alike=tuple(groups), own=own,
+                              host=host, words=words)
 
     def through_host(self) -> bool:
         """Whether gradients cross between nodes from buffers in host memory: not if they lie there.

@@ -37,12 +37,15 @@ class InRankOrder(ReduceScatter):
             raise RuntimeError(f"{op} was asked for, and this reduce-scatter only sums")
         received = torch.empty_like(input_tensor)
         dist.all_to_all_single(received, input_tensor, group=group)
-        sum_in_rank_order(received.view(group.size(), -1), output_tensor)
+        sum_in_rank_order(
+            received.view(group.size(), -1), output_tensor, dist.get_process_group_ranks(group))
         return None
 
 
-def sum_in_rank_order(received: Tensor, into: Tensor) -> None:
-    """Row r of `received` came from rank r."""
-    into.copy_(received[0])
-    for part in received[1:]:
-        into.add_(part)
+def sum_in_rank_order(received: Tensor, into: Tensor, ranks: Sequence[int]) -> None:
+    """Row i of `received` came from `ranks[i]`: who has which place in a group may change, and no
+    bit does for that."""
+    first, *others = sorted(range(len(ranks)), key=ranks.__getitem__)
+    into.copy_(received[first])
+    for row in others:
+        into.add_(received[row])

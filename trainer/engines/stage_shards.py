@@ -104,7 +104,7 @@ class StageShards:
             dist.all_to_all_single(
                 received.view(-1), sent, [mine] * self.parts, counts, group=group)
             summed = sent.new_empty(mine)
-            sum_in_rank_order(received, summed)
+            sum_in_rank_order(received, summed, dist.get_process_group_ranks(group))
             if copies is not None and mine:
                 dist.all_reduce(summed, group=copies)
             sizes = [self.rows[name].numel() for name in names]

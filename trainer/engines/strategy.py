@@ -11,6 +11,7 @@ import inspect
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent import futures
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -32,11 +33,21 @@ BUILT_IN = {
 Ranks = tuple[int, ...]
 # Whether torch makes a group whose ranks are not in the order of their numbers (2.13 does).
 IN_ORDER = "sort_ranks" in inspect.signature(dist.new_group).parameters
-LIBRARIES = (Path(torch.__file__).parent, Path(traceback.__file__).parent)  # and Python's own
+# torch, Python's own, and our way into torch's collectives.
+LIBRARIES = (Path(torch.__file__).parent, Path(traceback.__file__).parent,
+             Path(__file__).parents[1] / "breakable.py")
+# What a library raises for how it was called.  A RuntimeError of torch's may be a lost peer whom
+# nobody names, and what else comes from a library is often the machine's.
+MISTAKES = (TypeError, ValueError, LookupError, AttributeError, AssertionError, NotImplementedError)
+# What a setting does not cure, of those that a strategy's own file may raise.
+_MACHINE = (MemoryError, torch.OutOfMemoryError, torch.AcceleratorError, EOFError,
+            futures.CancelledError, futures.BrokenExecutor)
+_SETTINGS = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError)
 # What torch says when memory is short or a device fails, in a plain RuntimeError.
 _MACHINE_WORDS = (
     "out of memory", "allocate memory", "enough memory", "resource_exhausted", "cuda error",
-    "hip error", "cublas", "cudnn error", "nrt_",
+    "cuda driver", "hip error", "cublas", "cusolver", "cudnn error", "miopen", "nrt_",
+    "can't start new thread",
 )
 CHAIN_MAX = 100  # exceptions that led to one another
 
@@ -222,9 +233,10 @@ def told(
 ) -> Iterator[None]:
     """What a strategy of the user's raises is a setting of theirs: a sentence and no restart.
 
-    Its own is what its file raises, and what torch or Python's library raises where that file has
+    Its own is what its file raises, and what torch or Python's library says of how that file has
     called it.  The model's errors are what they are; so is all that a restart may cure: what the
-    loop takes for a generation that is `lost`, memory that is short, and a device that fails.
+    loop takes for a generation that is `lost`, memory that is short, a device, a disk or a
+    connection that fails.
     """
     try:
         yield
@@ -232,7 +244,7 @@ def told(
         raise
     except Exception as error:
         frame = None if name in BUILT_IN else _own_frame(error, _file_of(name))
-        if frame is None or any(lost(one) or _of_the_machine(one) for one in _chain(error)):
+        if frame is None or any(lost(one) or _of_the_machine(one) for one in chain(error)):
             raise
         line = " ".join(str(error).split())[:300]
         raise ConfigError([
@@ -242,27 +254,31 @@ def told(
 
 
 def _file_of(name: str) -> Path | None:
-    module = sys.modules.get(name.partition(":")[0])
-    file = getattr(module, "__file__", None)
+    """Of its class, which the module that a setting names may have from another one."""
+    module, _, attribute = name.partition(":")
+    found = getattr(sys.modules.get(module), attribute, None)
+    file = getattr(sys.modules.get(getattr(found, "__module__", module)), "__file__", None)
     return Path(file) if file else None
 
 
 def _own_frame(error: BaseException, file: Path | None) -> traceback.FrameSummary | None:
-    """The innermost frame that is no library's, if it is this file's."""
+    """This file's frame that raised it, or that called the library that did, by a mistake."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         path = Path(frame.filename)
         if path == file:
             return frame
+        if not isinstance(error, MISTAKES):
+            return None
         # Other packages may lie below Python's own library.
         installed = {"site-packages", "dist-packages"} & {*path.parts}
-        of_torch, of_python = map(path.is_relative_to, LIBRARIES)
+        of_torch, of_python, of_ours = map(path.is_relative_to, LIBRARIES)
         of_python = (of_python and not installed) or frame.filename.startswith("<frozen ")
-        if not (of_torch or of_python):
+        if not (of_torch or of_python or of_ours):
             return None
     return None
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
+def chain(error: BaseException) -> Iterator[BaseException]:
     """It and what led to it: a strategy may have put a lost peer into words of its own."""
     found: BaseException | None = error
     for _ in range(CHAIN_MAX):
@@ -274,5 +290,5 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 def _of_the_machine(error: BaseException) -> bool:
     said = str(error).lower()
-    return isinstance(error, (MemoryError, torch.OutOfMemoryError, torch.AcceleratorError)) or any(
-        word in said for word in _MACHINE_WORDS)
+    of_system = isinstance(error, OSError) and not isinstance(error, _SETTINGS)
+    return of_system or isinstance(error, _MACHINE) or any(word in said for word in _MACHINE_WORDS)

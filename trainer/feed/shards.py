@@ -131,7 +131,11 @@ class Shards:
                     "arrays so, or set held_out = 0"])
             for name, rows in pairs.items():
                 rows.append(arrays[name][row].copy())  # a view would keep the shard in memory
-        queries, documents = (torch.from_numpy(np.stack(rows)) for rows in pairs.values())
+        try:
+            queries, documents = (torch.from_numpy(np.stack(rows)) for rows in pairs.values())
+        except (TypeError, ValueError) as error:  # of shapes that differ, or no numbers
+            raise ConfigError([f"data_options.held_out = {count}: {self.root}: {error}: make all "
+                               "rows of one shape and of numbers, or set held_out = 0"]) from None
         self.heldout = lambda: (queries, documents)  # without it nothing is evaluated
 
     def __len__(self) -> int:

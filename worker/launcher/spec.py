@@ -428,6 +428,24 @@ def takes_cores(settings: Any) -> bool:
     return on_xla and bool(glob.glob("/dev/neuron[0-9]*"))
 
 
+def standbys(
+    asked: int, program: Program, settings: Any, nproc: int, environ: Dict[str, str]
+) -> int:
+    """How many stand by.  Each takes a device as a rank does, and two ranks on one never meet."""
+    gpus = count_accelerators(environ)
+    device = settings.device if settings is not None else "auto"
+    if asked < 0:
+        on_cpus = device == "cpu" or (
+            not gpus and device not in ("cuda", "accelerator") and not takes_cores(settings))
+        return int(program.trainer and on_cpus)
+    free = gpus - nproc
+    if not program.trainer or device in ("cpu", "xla") or not 0 <= free < asked:
+        return asked
+    print("holdfast: --standby %d: %d GPUs for %d ranks leave %d to stand by on"
+          % (asked, gpus, nproc, free), file=sys.stderr)
+    return free
+
+
 def processes(text: str, environ: Dict[str, str]) -> int:
     gpus = count_accelerators(environ)
     cpus = len(os.sched_getaffinity(0))
@@ -474,8 +492,7 @@ def parse(command: str, argv: List[str], environ: Dict[str, str]) -> Spec:
     settings = trainers_settings(program)
     nproc = processes(options.nproc_per_node, environ)
     unit, unit_why = unit_of(options, settings, nproc, nnodes_min, nnodes)
-    room = not count_accelerators(environ) and not takes_cores(settings)
-    standby = options.standby if options.standby >= 0 else int(program.trainer and room)
+    standby = standbys(options.standby, program, settings, nproc, environ)
     if standby and not program.trainer:
         print("holdfast: --standby has no effect on a script: only a trainer's rank can be taken "
               "over; a script's are all started again", file=sys.stderr)

@@ -63,6 +63,10 @@ def test_one_evaluation_is_not_compared_with_itself(tmp_path: Path, capsys: Capt
     for second in (first, str(kept.find(Path(first))), copy):
         assert main(["parity", first, second]) == 2
         assert "one and the same evaluation, of a, step 40" in capsys.readouterr().err
+    # Evaluated again behind a restart: other bytes, and no other run.
+    kept.save(Path(copy), kept.load(kept.find(Path(first)))._replace(generation=2))
+    assert main(["parity", first, copy]) == 2
+    capsys.readouterr()
     assert not [*tmp_path.rglob("parity-*")]
     # Another run that came to the same weights is another one.
     theirs = kept.load(kept.find(Path(first)))._replace(run="b")

@@ -158,6 +158,10 @@ def test_what_cannot_be_held_out_is_a_sentence(pairs, root, tmp_path) -> None:
     assert "data_options.held_out = 40: " in said(lambda: data(pairs, tmp_path, held_out=40))
     text = said(lambda: data(root, tmp_path, held_out=2))
     assert "shard-000003.npz has number, x, y, and no query and no document: name the" in text
+    rows = [np.zeros((2, width), np.float32) for width in (3, 4)]
+    shards.write(tmp_path / "odd", [{"query": one, "document": one} for one in rows])
+    text = said(lambda: data(tmp_path / "odd", tmp_path, held_out=3))
+    assert "data_options.held_out = 3: " in text and "same shape" in text
 
 
 def test_a_run_on_shards_is_evaluated_and_can_be_judged(pairs, tmp_path) -> None:

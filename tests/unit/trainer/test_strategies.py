@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import functools
 import json
 from types import SimpleNamespace
@@ -91,6 +92,9 @@ CLOSED = RuntimeError("[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534
     OSError(12, "Cannot allocate memory"), FloatingPointError("loss is nan"),
     RuntimeError("CUDA error: uncorrectable ECC error encountered"),
     RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"),
+    ConnectionResetError(104, "Connection reset by peer"), TimeoutError("timed out"),
+    EOFError(), concurrent.futures.CancelledError(), RuntimeError("can't start new thread"),
+    OSError(28, "No space left on device"), OSError(24, "Too many open files"),
 ])
 def test_what_a_restart_may_cure_is_never_a_setting(error):
     """Though its own file is where it surfaces, as of a call without a frame of Python's."""
@@ -108,8 +112,13 @@ def test_whose_an_exception_is():
         own.fail(own_mistake)
     with pytest.raises(ConfigError, match="raised JSONDecodeError"), generation().told():
         own.call(functools.partial(json.loads, "{"))
+    with pytest.raises(ConfigError, match="raised FileNotFoundError"), generation().told():
+        own.fail(FileNotFoundError(2, "No such file or directory"))
     with pytest.raises(KeyError), generation().told():
         own.call(lambda: {}["of another file"])
+    # DDP may tell a lost peer in words that name none, from torch.
+    with pytest.raises(RuntimeError, match="size of tensor"), generation().told():
+        own.call(functools.partial(torch.nn.functional.mse_loss, torch.ones(2), torch.ones(3)))
     with pytest.raises(AttributeError), generation().told():  # torch, called by another file
         own.call(lambda: torch.nn.functional.mse_loss(torch.ones(1), None))
     with pytest.raises(KeyError, match="my sums"), generation().told():

@@ -6,6 +6,7 @@ import itertools
 import random
 
 import pytest
+import torch
 from harness import Launcher
 from test_fewer_stages import Resizing, check_steps
 from test_pipeline import LIMIT_S, batch, losses
@@ -16,6 +17,7 @@ from test_sharded import MICS, config, run
 from holdfast.trainer.checkpoint.restore import Held
 from holdfast.trainer.config import ConfigError
 from holdfast.trainer.engines import topology
+from holdfast.trainer.engines.reduce_scatter import sum_in_rank_order
 from holdfast.trainer.engines.strategy import Member
 
 RAILS = tuple(f"topology.{rank}={'left' if rank % 2 == 0 else 'right'}" for rank in range(4))
@@ -136,6 +138,15 @@ def test_a_missing_label_is_an_error_at_the_start_alone():
     assert topology.strangers({}, late) == ""
     assert Held().told == () and Held(step=3).told == (-1, 0)
     assert Held(step=3, torn=False, shard=1, shards=2).told == (1, 2)
+
+
+def test_a_sum_is_in_the_order_of_ranks_whatever_their_places():
+    """In another order these are 0 and 1, not 2."""
+    of_ranks = {3: torch.tensor([1e8]), 4: torch.tensor([-1e8]), 7: torch.tensor([2.0])}
+    for places in itertools.permutations(of_ranks):
+        found = torch.empty(1)
+        sum_in_rank_order(torch.stack([of_ranks[rank] for rank in places]), found, places)
+        assert found.item() == 2.0
 
 
 # ------------------------------------------------------------------------------------ with ranks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import time
 
@@ -108,6 +109,20 @@ def test_settings_are_kept_without_their_secrets() -> None:
     assert redacted_value(given) == {
         **given, "password": GONE, "auth": GONE, "read_token": GONE, "root": f"s3://{GONE}@host/x",
         "credentials": {"name": GONE, "keys": [GONE, GONE]}, "lines": [f"token={GONE}", 3, None]}
+
+
+@pytest.mark.parametrize("name", [
+    "key", "wandb_key", "ssh_key", "api_tokens", "creds", "dbpass", "passcode", "bearer", "oauth",
+    "slack_webhook"])
+def test_a_setting_of_such_a_name_is_kept_as_a_name_alone(name: str) -> None:
+    assert redacted_value({name: ["geheim"], "monkey": "see"}) == {name: [GONE], "monkey": "see"}
+
+
+def test_what_a_file_of_settings_may_hold_besides_becomes_text() -> None:
+    """TOML has dates; JSON has none, and without a manifest no checkpoint is ever committed."""
+    given = {"began": datetime.date(2026, 11, 27), "of": {"https://me:geheim@host/": 1}}
+    assert json.loads(json.dumps(redacted_value(given))) == {
+        "began": "2026-11-27", "of": {f"https://{GONE}@host/": 1}}
 
 
 @pytest.mark.parametrize("text", ["a" * 32_000, "token" * 6_000, "a:" * 16_000, "'" * 32_000,

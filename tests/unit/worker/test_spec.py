@@ -72,6 +72,20 @@ def test_a_standby_takes_no_neuron_core_unasked(monkeypatch):
     assert parse("device=cpu", command="train").standby == 1
 
 
+def test_a_standby_shares_no_gpu_with_a_rank(capsys):
+    def standby(*argv: str) -> int:
+        return parse(*argv, command="train", CUDA_VISIBLE_DEVICES="0,1,2").standby
+
+    assert standby("--nproc-per-node", "3") == 0 and standby("device=cpu") == 1
+    assert standby("--nproc-per-node", "2", "--standby", "1") == 1
+    assert standby("--nproc-per-node", "3", "--standby", "2", "device=cpu") == 2
+    assert capsys.readouterr().err == ""
+    assert standby("--nproc-per-node", "2", "--standby", "2") == 1
+    assert "--standby 2: 3 GPUs for 2 ranks leave 1 to stand by on" in capsys.readouterr().err
+    # Another vendor's are not counted, and may be as many as the ranks.
+    assert parse("device=accelerator", command="train").standby == 0
+
+
 def test_gpus_are_counted_without_opening_one(script):
     assert spec.count_accelerators({"CUDA_VISIBLE_DEVICES": "0,3,GPU-abc"}) == 3
     assert spec.count_accelerators({"CUDA_VISIBLE_DEVICES": ""}) == 0
