@@ -44,7 +44,7 @@ def go_over(group: Group, strategy: Any, before: State, layout: Layout, elastic:
     elastic.phase("compile")  # the model is traced again: no peer is waited for
     try:
         after = strategy.hold(layout, group.rank)
-    except (ConfigError, RuntimeError, MemoryError) as error:  # no memory, or torch cannot cut it so
+    except (ConfigError, RuntimeError, MemoryError) as error:  # no memory, or no such cut
         why = " ".join(str(error).split())[:200] or type(error).__name__
     elastic.phase("collective")
     sent = 0
