@@ -18,7 +18,7 @@ class Plain(DataParallel):
 
 
 class Checked(Balanced):
-    """Sums of whole numbers, which no order changes, beside torch's; and what crosses nodes."""
+    """Sums of whole numbers, which no order changes, beside torch's."""
 
     def wrap(self, group, check):
         super().wrap(group, check)
