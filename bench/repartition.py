@@ -32,6 +32,10 @@ GOAL = 0.8  # of what was lost
 
 
 def _rank(rank: int, port: int, folder: Path, slower: float, told: Any) -> None:
+    import multiprocessing
+
+    # A library's lock is then a file of no name: bench ends the helper that would remove others.
+    multiprocessing.set_start_method("fork", force=True)
     os.environ.update(
         RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(STAGES), MASTER_ADDR="127.0.0.1",
         MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1")

@@ -31,7 +31,7 @@ from .balance import SLOW, Balance, Measured
 from .outline import fill, hollow
 from .partition import Costs, NoPlan, Piece, Stage, Terms, judged, plan
 from .stage_shards import BUCKET_BYTES, StageShards
-from .strategy import Layout, Member, MicroBatch, Move, Place, Proposal, Ranks, Setup
+from .strategy import Layout, Member, MicroBatch, Move, Place, Proposal, Ranks, Setup, of_memory
 
 LINK_BYTES_S = 1e9  # between two stages, beside what engines/trace.py takes a device for
 INSIDE = "model"  # the user's model within what is traced: names begin as in State
@@ -138,7 +138,7 @@ class Pipeline:
         except Exception as error:  # whatever torch meets in a user's model
             if problems:
                 raise problems[0] from None
-            if found := trace.of_memory(error):
+            if found := of_memory(error):
                 raise found from None  # like any other failure: it may be there next time
             raise ConfigError([
                 f"strategy = 'pipeline': {self.model_class} cannot be traced: "

@@ -40,13 +40,12 @@ LIBRARIES = (Path(torch.__file__).parent, Path(traceback.__file__).parent,
 # nobody names, and what else comes from a library is often the machine's.
 MISTAKES = (TypeError, ValueError, LookupError, AttributeError, AssertionError, NotImplementedError)
 # What a setting does not cure, of those that a strategy's own file may raise.
-_MACHINE = (MemoryError, torch.OutOfMemoryError, torch.AcceleratorError, EOFError,
-            futures.CancelledError, futures.BrokenExecutor)
+_MACHINE = (torch.AcceleratorError, EOFError, futures.CancelledError, futures.BrokenExecutor)
 _SETTINGS = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError)
 # What torch says when memory is short or a device fails, in a plain RuntimeError.
+_MEMORY_WORDS = ("out of memory", "allocate memory", "enough memory", "resource_exhausted")
 _MACHINE_WORDS = (
-    "out of memory", "allocate memory", "enough memory", "resource_exhausted", "cuda error",
-    "cuda driver", "hip error", "cublas", "cusolver", "cudnn error", "miopen", "nrt_",
+    "cuda error", "cuda driver", "hip error", "cublas", "cusolver", "cudnn error", "miopen", "nrt_",
     "can't start new thread",
 )
 CHAIN_MAX = 100  # exceptions that led to one another
@@ -288,7 +287,19 @@ def chain(error: BaseException) -> Iterator[BaseException]:
         found = found.__cause__ or (None if found.__suppress_context__ else found.__context__)
 
 
+def of_memory(error: BaseException) -> BaseException | None:
+    """That a device's or the node's memory was short, if the error came from it."""
+    return next(filter(_short_of_memory, chain(error)), None)
+
+
+def _short_of_memory(error: BaseException) -> bool:
+    said = str(error).lower()
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(
+        word in said for word in _MEMORY_WORDS)
+
+
 def _of_the_machine(error: BaseException) -> bool:
     said = str(error).lower()
     of_system = isinstance(error, OSError) and not isinstance(error, _SETTINGS)
-    return of_system or isinstance(error, _MACHINE) or any(word in said for word in _MACHINE_WORDS)
+    return (of_system or _short_of_memory(error) or isinstance(error, _MACHINE)
+            or any(word in said for word in _MACHINE_WORDS))

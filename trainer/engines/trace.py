@@ -201,17 +201,6 @@ def _operations(node: Any) -> float:
     return 0.0
 
 
-def of_memory(error: BaseException | None) -> BaseException | None:
-    """That there was no memory, if this came from it.  torch has a class of its own for an
-    accelerator's, and of the processor's only words."""
-    while error is not None:
-        if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or (
-                isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)):
-            return error
-        error = error.__cause__ or error.__context__
-    return None
-
-
 def root_of(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__

@@ -311,8 +311,10 @@ class Launcher:
         pipes.update({entry[1]: None for entry in self.pool})
         for pipe in wait(list(pipes), max(0.0, deadline - time.monotonic())):
             rank = pipes[pipe]
-            if not pipe.poll():
-                continue  # heard already, while another's word was caught up with
+            # Its rank was ended for the plan that another's word led to; or it was heard already,
+            # while that was caught up with.
+            if pipe.closed or not pipe.poll():
+                continue
             try:
                 message = pipe.recv()
             except (EOFError, OSError):
@@ -326,7 +328,7 @@ class Launcher:
     def catch_up(self, pipes, of):
         """Hear first what the others had said before: nothing orders one pipe against another."""
         for pipe, rank in pipes.items():
-            while pipe is not of and rank is not None and pipe.poll():
+            while pipe is not of and rank is not None and not pipe.closed and pipe.poll():
                 try:
                     message = pipe.recv()
                 except (EOFError, OSError):

@@ -125,7 +125,15 @@ class Damaged(Told):
 class TracedOnce(Told):
     """One rank's model can be traced no second time."""
 
+    error: Exception = ConfigError(["not a second time"])
+
     def _trace(self, cuts):
         if cuts is not None and self.group.rank == 1:
-            raise ConfigError(["not a second time"])
+            raise self.error
         super()._trace(cuts)
+
+
+class NoMemory(TracedOnce):
+    """... since there is no memory for it."""
+
+    error = MemoryError("none is left")

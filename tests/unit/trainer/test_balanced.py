@@ -109,6 +109,15 @@ def test_labels_of_several_nodes_do_for_whatever_nodes_are_left():
         sdp.lay_out(members[:5])
 
 
+def test_lanes_have_groups_of_their_own_once_every_rank_knows_of_them():
+    """A rank of the release before shares the group of all: it would wait for one alone."""
+    one = strategy("sdp")
+    new = one.lay_out([Member("a", held=()), Member("b", held=(0, 1))])
+    assert set(new.own) == set(new.groups) and set(new.host) < set(new.own)
+    old = one.lay_out([Member("a", held=()), Member("b")])
+    assert old.own == () and not old.host and old.groups == new.groups
+
+
 def test_nodes_of_unlike_size_are_a_setting(tmp_path):
     with pytest.raises(Lost, match=r"unlike numbers of ranks \(a: 2, b: 1\)"):
         Launcher(config(tmp_path, "strategy=sdp", *TWO_NODES[:3]), 3, tmp_path).run()

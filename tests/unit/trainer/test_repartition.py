@@ -207,9 +207,10 @@ def test_a_proposal_traces_nothing_since_no_phase_is_there_for_it():
     assert other in one.pipes
 
 
-def test_a_model_that_cannot_be_traced_again_is_left_as_it_is(tmp_path):
+@pytest.mark.parametrize("kind", ["TracedOnce", "NoMemory"])
+def test_a_model_that_cannot_be_traced_again_is_left_as_it_is(tmp_path, kind):
     """On one rank alone: the others are not left waiting, and a healthy run goes on."""
-    launcher = Slowing(config(tmp_path, *TOLD, "strategy=own_pipeline:TracedOnce"), 2, tmp_path,
+    launcher = Slowing(config(tmp_path, *TOLD, f"strategy=own_pipeline:{kind}"), 2, tmp_path,
                        slow={})
     check_whole(launcher, launcher.run(timeout_s=LIMIT_S))
     first = launcher.told("is cut anew")[0]
