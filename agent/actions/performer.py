@@ -226,11 +226,16 @@ class Performer:
         stalled = self._journal.stalled
         if not stalled:
             try:
-                await asyncio.wait_for(asyncio.shield(committed), wait_s)
-            except (TimeoutError, asyncio.CancelledError):
-                if not committed.done() or committed.cancelled():
-                    stalled = True
-                    self._on_error("journal", f"no commit within {wait_s:g} s")
+                async with asyncio.timeout(wait_s):
+                    await asyncio.shield(committed)
+            except TimeoutError:
+                stalled = not committed.done()
+            except asyncio.CancelledError:
+                if not committed.cancelled():
+                    raise  # this agent ends: nothing more is begun
+                stalled = True
+            if stalled:
+                self._on_error("journal", f"no commit within {wait_s:g} s")
         # Puts wait for a disk or for other machines, the node's unit for its program; orders to
         # launchers wait for neither, and no write for another: a lease is short.
         for effect in sorted(effects, key=_patience):
@@ -270,7 +275,8 @@ class Performer:
 
     async def _put(self, effect: Effect, write: StoreWrite) -> None:
         try:
-            version = await asyncio.wait_for(self._store.put(write), effect.deadline_s or 5.0)
+            async with asyncio.timeout(effect.deadline_s or 5.0):
+                version = await self._store.put(write)
         except Conflict as error:
             self._end(effect, False, f"conflict: {error}")
         except (StoreError, TimeoutError) as error:

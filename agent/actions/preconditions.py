@@ -88,7 +88,8 @@ async def _closed(state: AgentState, evidence: EvidenceStore) -> str:
         return "evidence.store is not set"
     probe = functools.partial(write_probe, Path(folder), state.name)
     try:
-        await asyncio.wait_for(asyncio.shield(evidence.side_thread.do("probe", probe)), ANSWER_S)
+        async with asyncio.timeout(ANSWER_S):
+            await asyncio.shield(evidence.side_thread.do("probe", probe))
     except TimeoutError:
         return f"evidence.store: {folder} does not answer"
     except (OSError, ValueError, RuntimeError) as error:

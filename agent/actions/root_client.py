@@ -75,7 +75,8 @@ async def _keep_evidence(state: AgentState, evidence: EvidenceStore, order: Node
         return "evidence.store is not set" if not folder else "its incident is not known any more"
     writing = evidence.write(incident, whole=True)
     try:
-        await asyncio.wait_for(asyncio.shield(writing), EVIDENCE_S)
+        async with asyncio.timeout(EVIDENCE_S):
+            await asyncio.shield(writing)
     except TimeoutError:
         return f"evidence.store: {folder} takes longer than {EVIDENCE_S:g} s"
     except (OSError, ValueError, RuntimeError) as error:

@@ -128,7 +128,8 @@ class Operators:
             why_not = self._order(run, fields)
             if why_not:
                 raise ConnectionError(why_not)
-            return await asyncio.wait_for(answer, limit_s)
+            async with asyncio.timeout(limit_s):
+                return await answer
         finally:
             del self._orders[key]
 

@@ -192,7 +192,8 @@ class Coordinator:
         while missing() and (rest_s := limit_s - time.monotonic()) > 0:
             self._came.clear()
             try:
-                await asyncio.wait_for(self._came.wait(), rest_s)
+                async with asyncio.timeout(rest_s):
+                    await self._came.wait()
             except TimeoutError:
                 break
         self._begun = True
@@ -256,7 +257,8 @@ class Coordinator:
 
     async def _asked(self, name: str, number: int, wait_s: float) -> dict[str, Any]:
         try:
-            return await asyncio.wait_for(self._seats[name].answer(number), wait_s)
+            async with asyncio.timeout(wait_s):
+                return await self._seats[name].answer(number)
         except TimeoutError:
             return {"problem": f"{name} says nothing"}
 

@@ -40,8 +40,8 @@ class Tester:
             except OSError as error:
                 tried.append([python, origin, str(error.strerror)])
         try:
-            line = await asyncio.wait_for(self._line(), START_S) if self._process else {
-                "no_torch": tried}
+            async with asyncio.timeout(START_S):
+                line = await self._line() if self._process else {"no_torch": tried}
         except (TimeoutError, EOFError) as error:
             line = {"ended": f"torch was not imported: {str(error) or 'too late'}"}
         if "torch" in line:

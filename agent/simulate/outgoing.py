@@ -224,7 +224,8 @@ class Outgoing:
                 self.edge.delay_s(0.002), partial(_settle, answer, said)))
             self._left()
         try:
-            said = await asyncio.wait_for(answer, effect.deadline_s)
+            async with asyncio.timeout(effect.deadline_s):
+                said = await answer
         except TimeoutError:
             return EffectOutcome(effect.id, False, f"{effect.body.node}: no answer")
         return replace(said, id=effect.id)

@@ -158,9 +158,8 @@ class SqliteStore:
             raise Conflict(f"lease: nobody holds that of {write.lease}")
         loop = asyncio.get_running_loop()
         try:
-            version = await asyncio.wait_for(
-                loop.run_in_executor(self._thread, self._put, write), WRITE_LIMIT_S
-            )
+            async with asyncio.timeout(WRITE_LIMIT_S):
+                version = await loop.run_in_executor(self._thread, self._put, write)
         except Conflict:
             await self.refresh()
             raise
@@ -181,8 +180,8 @@ class SqliteStore:
     async def delete(self, key: str, expect_version: int) -> None:
         loop = asyncio.get_running_loop()
         try:
-            deleting = loop.run_in_executor(self._thread, self._delete, key, expect_version)
-            await asyncio.wait_for(deleting, WRITE_LIMIT_S)
+            async with asyncio.timeout(WRITE_LIMIT_S):
+                await loop.run_in_executor(self._thread, self._delete, key, expect_version)
         except (sqlite3.Error, TimeoutError) as error:
             self._view = self._make_view(up=False)
             raise StoreError(f"{self._path}: {str(error) or 'no answer'}") from error
@@ -210,8 +209,8 @@ class SqliteStore:
         loop = asyncio.get_running_loop()
         for key, write in list(self._unsaved.items()):
             try:
-                await asyncio.wait_for(
-                    loop.run_in_executor(self._thread, self._save, write), WRITE_LIMIT_S)
+                async with asyncio.timeout(WRITE_LIMIT_S):
+                    await loop.run_in_executor(self._thread, self._save, write)
             except (sqlite3.Error, TimeoutError) as error:
                 self.problem = f"{self._path}: {str(error) or 'no answer'}"
                 return False
@@ -229,8 +228,8 @@ class SqliteStore:
         gone = list(islice(ended, over))
         try:
             loop = asyncio.get_running_loop()
-            pruning = loop.run_in_executor(self._thread, self._forget, gone, sorted(living))
-            await asyncio.wait_for(pruning, WRITE_LIMIT_S)
+            async with asyncio.timeout(WRITE_LIMIT_S):
+                await loop.run_in_executor(self._thread, self._forget, gone, sorted(living))
         except (sqlite3.Error, TimeoutError):
             return  # it is tried again after the next write
         for key in gone:
@@ -243,9 +242,8 @@ class SqliteStore:
         """Reads everything again: after a conflict, and to find out whether it answers again."""
         loop = asyncio.get_running_loop()
         try:
-            rows = await asyncio.wait_for(
-                loop.run_in_executor(self._thread, self._read), WRITE_LIMIT_S
-            )
+            async with asyncio.timeout(WRITE_LIMIT_S):
+                rows = await loop.run_in_executor(self._thread, self._read)
         except (sqlite3.Error, TimeoutError):
             self._view = self._make_view(up=False)
             return

@@ -298,7 +298,8 @@ class Runner:
             reading = asyncio.get_running_loop().run_in_executor(  # there may be no thread left
                 entry.thread, _timed, entry.collector.collect, self._roots, boot_s
             )
-            read, took_s = await asyncio.wait_for(asyncio.shield(reading), deadline_s)
+            async with asyncio.timeout(deadline_s):
+                read, took_s = await asyncio.shield(reading)
             samples = tuple(sound(read, entry.collector.metrics)[:SAMPLES_MAX])
             self._say_dropped(name, max(0, min(len(read), SAMPLES_MAX) - len(samples)))
         except TimeoutError:

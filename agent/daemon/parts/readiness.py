@@ -22,5 +22,6 @@ class Readiness:
 
     async def run(self) -> None:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._answers.wait(), READY_MAX_S)
+            async with asyncio.timeout(READY_MAX_S):
+                await self._answers.wait()
         notify("READY=1")

@@ -181,3 +181,17 @@ def test_only_evidence_says_where_a_rank_stands(tmp_path):
         await one.close()
 
     asyncio.run(scenario())
+
+
+def test_an_agent_that_ends_while_its_journal_writes_begins_nothing_more(tmp_path, monkeypatch):
+    async def scenario():
+        orders = []
+        one, said = made(tmp_path, OneAnswer(1), orders)
+        never = asyncio.get_running_loop().create_future()
+        monkeypatch.setattr(one._journal, "append", lambda *_, **__: never)
+        one.perform(one.fresh([PUT, replace(PUT, id="s", body=Stop("r", 1, (), 1.0, "x"))]), None)
+        await until(lambda: never._callbacks)
+        await one.close()
+        assert (orders, said, one.in_flight, one._tasks) == ([], [], 2, set())
+
+    asyncio.run(scenario())

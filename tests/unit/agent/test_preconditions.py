@@ -245,6 +245,26 @@ def test_nobody_looks_while_nothing_asks_for_an_order(agent, tmp_path, monkeypat
     asyncio.run(scenario())
 
 
+def test_an_end_that_comes_with_the_stores_answer_is_not_lost(agent, tmp_path, monkeypatch):
+    """An agent whose part goes on ends by its unit's time limit alone."""
+    table(tmp_path / "proc")
+
+    async def scenario():
+        async with agent(**options(tmp_path)) as (daemon, _):
+            answer = asyncio.get_running_loop().create_future()
+            monkeypatch.setattr(daemon.evidence.side_thread, "do", lambda *_: answer)
+            looking = asyncio.create_task(look(daemon))
+            with socket.socket(socket.AF_UNIX) as unit:
+                unit.bind(str(tmp_path / "n.sock"))
+                await until(lambda: answer._callbacks)
+                answer.set_result(None)
+                looking.cancel()
+                await asyncio.wait([looking])
+            assert looking.cancelled()
+
+    asyncio.run(scenario())
+
+
 # ------------------------------------------------------------------------ the whole way
 
 
