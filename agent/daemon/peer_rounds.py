@@ -29,6 +29,7 @@ from .state import AgentState
 ATTEND = "attend"  # the question
 ASK_S = 3.0  # for an agent's word that it takes part; 32 are asked at a time
 ASKING_S = 2 * ASK_S  # for all of them: many that are silent keep nobody else waiting for longer
+AGAIN_S = 0.2  # from one question to the next, of who does not take part yet
 MARGIN_S = 2.0  # the child is ended before the effect's deadline, and says why
 LIMIT_MAX_S = 3600.0
 NAME = "tests between nodes"
@@ -50,23 +51,22 @@ class PeerRounds:
         if self._is_busy(body.run):
             return EffectOutcome(effect.id, False, self._busy_words())
         limit_s = effect.deadline_s - ASKING_S - MARGIN_S
-        addresses = {name: one.host for name, one in self._part.peers.addresses.items()}
         others = [name for name in body.nodes if name != self._state.name]
-        away = dict.fromkeys((name for name in others if name not in addresses), NOT_KNOWN)
-        others = [name for name in others if name in addresses]
         try:
             port = _free_port(self._part.host)
         except OSError as error:
             return EffectOutcome(effect.id, False, f"{self._part.host}: {error}")
         question = {"what": ATTEND, "run": body.run, "id": effect.id, "limit_s": limit_s,
                     "leader": [self._state.name, self._part.host], "port": port}
-        until_s = asyncio.get_running_loop().time() + ASKING_S
-        answers = await asyncio.gather(*(self._ask(name, question, until_s) for name in others))
-        away |= {name: why for name, why in zip(others, answers, strict=True) if why}
+        begin_s = asyncio.get_running_loop().time()
+        answers = await asyncio.gather(*(self._ask(name, question, begin_s) for name in others))
+        away = {name: why for name, why in zip(others, answers, strict=True) if why}
+        known = self._part.peers.addresses
+        away |= {name: NOT_KNOWN for name in others if name not in away and name not in known}
         names = [name for name in others if name not in away]
         if not names:
             return EffectOutcome(effect.id, False, _words(away))
-        peers = ((self._state.name, self._part.host), *((one, addresses[one]) for one in names))
+        peers = ((self._state.name, self._part.host), *((one, known[one].host) for one in names))
         answer = await self._take_part(body.run, effect.id, Asked(
             peers, 0, port, limit_s, str(self._folder), self._state.boot_id, groups=body.groups))
         found = read_found(answer.output.decode("utf-8", "replace")) if answer.ok else None
@@ -105,16 +105,22 @@ class PeerRounds:
 
     # ------------------------------------------------------------ within
 
-    async def _ask(self, name: str, question: dict[str, Any], until_s: float) -> str:
-        """Why a node takes no part; "" = it does."""
-        try:
-            async with asyncio.timeout_at(until_s):
-                await self._part.peers.ask(name, question, ASK_S)
-        except ConnectionError as error:
-            return str(error)
-        except TimeoutError:
-            return f"too many others did not answer within {ASKING_S:g} s"
-        return ""
+    async def _ask(self, name: str, question: dict[str, Any], begin_s: float) -> str:
+        """Why a node takes no part; "" = it does.  It is asked again for a while: at the start of a
+        run its address, or the word there of who leads, may be on its way still."""
+        time_s, why = asyncio.get_running_loop().time, ""
+        while True:
+            try:
+                async with asyncio.timeout_at(begin_s + ASKING_S):
+                    await self._part.peers.ask(name, question, ASK_S)
+                return ""
+            except ConnectionError as error:
+                why = str(error)
+            except TimeoutError:
+                return why or f"too many others did not answer within {ASKING_S:g} s"
+            if time_s() + AGAIN_S > begin_s + ASK_S:
+                return why
+            await asyncio.sleep(AGAIN_S)
 
     async def _told(self, run: str, id: str, asked: Asked) -> None:
         answer = await self._take_part(run, id, asked)

@@ -33,6 +33,7 @@ PARK_LIMIT_S, PARK_STEPS = 10.0, 4.0  # for ranks to come to the end of a step
 PARK_NOTICE_S = 1.5
 # What a silent node adds: the step is to come before they are stopped.
 HEARD_LIMIT_S, HEARD_SAVE_S = PARK_LIMIT_S / 2, SAVE_LIMIT_S / 2
+HUNG = "rank_hung"
 FAULT_GRACE_S = 1.0  # for the rest of a script's ranks when one of them failed
 LIVE = ("starting", "running")
 
@@ -235,10 +236,13 @@ class Recoveries:
         park_over_s = broken_s + ctx.settings.park_wait_s - ctx.now.boot_s
         # Where only victims of a loss have ended, the other ranks park by themselves, and hold the
         # state from which the run resumes.  What another node has does not concern the ranks here:
-        # they are told to leave, and with them all others.
+        # they are told to leave, and with them all others.  So are ranks that worked and now stand
+        # still, none of them told apart from the others: who only waits can leave, and who does not
+        # come is the one.
         elsewhere = cause.rank < 0 and cause.node not in ("", view.node)
-        blind = cause.rank < 0 and cause.fault != "rank_exited" and not elsewhere
-        if view.grade == TRAINER and elsewhere and mine and not recovery.left:
+        waiting = cause.fault == HUNG and cause.rank < 0 and self.state.progress.moved
+        blind = cause.rank < 0 and cause.fault != "rank_exited" and not elsewhere and not waiting
+        if view.grade == TRAINER and (elsewhere or waiting) and mine and not recovery.left:
             draft = drafts.stop(view, (), 0.0, cause.reason, cause.fault, park=True)
             left = ctx.emit(view.generation, draft) is not None
             self.state.recovery = recovery = replace(recovery, left=left)

@@ -127,6 +127,25 @@ def test_who_takes_no_part_is_unknown_with_his_reason_and_the_others_go_on(tmp_p
     asyncio.run(body())
 
 
+def test_a_node_whose_address_or_word_of_the_lease_comes_late_takes_part(tmp_path: Path) -> None:
+    async def body() -> None:
+        async with agents(tmp_path) as made:
+            places, observed = made[0].peers.addresses, made[2].state.snapshot.observed
+            made[0].peers.know({name: one for name, one in places.items() if name != "b"})
+            made[2].state.snapshot.observed = Observed()
+
+            def arrive() -> None:
+                made[0].peers.know(places)
+                made[2].state.snapshot.observed = observed
+
+            asyncio.get_running_loop().call_later(1.5 * peer_rounds.AGAIN_S, arrive)
+            found, error = await arranged(made[0], effect())
+            assert found is not None, error
+            assert all("no Python has torch" in why for _, why in found.unknown), found
+
+    asyncio.run(body())
+
+
 def test_a_child_that_never_answers_is_ended_within_the_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

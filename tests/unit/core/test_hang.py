@@ -228,6 +228,36 @@ def test_when_nothing_tells_them_apart_nobody_is_blamed() -> None:
     assert verdict.subject == "run/r" and "culprit unknown" in verdict.reason
 
 
+@pytest.mark.parametrize("stuck", [(), (1,)])
+def test_ranks_that_nothing_tells_apart_leave_with_their_state_and_who_cannot_is_ended(
+    stuck: tuple[int, ...],
+) -> None:
+    lab = trained()
+    carry_out = lab._stop
+
+    def leaves(body: Stop) -> None:
+        for number in {0, 1} - set(stuck) if body.park else ():
+            lab.park(number, 20)
+        if not body.park:
+            carry_out(body)
+
+    lab._stop = leaves  # type: ignore[method-assign]
+    lab.all(phase="forward_backward", seq=((0, 41),), still_s=0.0)
+    stand(lab, 30.0)
+    plan = lab.plan()
+    assert (plan.generation, plan.resume.kind, plan.resume.step) == (2, "survivor", 20)
+    assert set(plan.keep) == {0, 1} - set(stuck)
+    stops = [one.body for one in lab.log if isinstance(one.body, Stop)]
+    assert [(one.park, one.ranks) for one in stops] == [(True, ()), *((False, (1,)) for _ in stuck)]
+
+    # A generation that has done nothing holds nothing more than what it was given: all are ended.
+    lab.log.clear()
+    lab.all(phase="forward_backward", seq=((0, 41),), still_s=0.0, step=20)
+    stand(lab, 60.0)
+    stops = [one.body for one in lab.log if isinstance(one.body, Stop)]
+    assert stops and not any(one.park for one in stops) and set(stops[0].ranks) == {0, 1}
+
+
 def test_the_one_that_stood_still_first_is_named_when_the_rest_is_equal() -> None:
     lab = trained()
     lab.all(phase="forward_backward", seq=((0, 41),))
@@ -412,13 +442,14 @@ def test_while_nothing_is_heard_of_a_node_its_ranks_may_be_those_that_are_waited
     cluster.run(2)
     (silent,) = {node for _, node in cluster.plan().ranks} - {leader.name}
     cluster.dead.add(silent)
-    ended_s = 0
+    left_s = 0
     for second in range(1, 15):  # one and a half leases
-        leader.change(rank.rank, phase="collective", still_s=float(second))
+        if not left_s:
+            leader.change(rank.rank, phase="collective", still_s=float(second))
         cluster.step()
-        if not ended_s and leader.view.ranks[0].ended is not None:
-            ended_s = second
-    assert ended_s == (8 if limit_s else 0), "a limit of the user's holds whatever is so"
+        if not left_s and leader.view.ranks[0].state == "parked":
+            left_s = second
+    assert left_s == (8 if limit_s else 0), "a limit of the user's holds whatever is so"
     if not limit_s:
         (found,) = hang(leader)
         assert found.subject == "run/r" and found.severity == "warn"
