@@ -196,7 +196,8 @@ class OtherNodes:
         body = effect.body
         if effect.kind not in ORDERS or not isinstance(body, (Stop, TakeEvidence)):
             raise ValueError(f"{effect.kind[:40]!r} is no order for another node")
-        if isinstance(body, Stop) and (body.leave or body.park) or body.node != self._state.name:
+        if isinstance(body, Stop) and (body.leave or body.save or body.after) or (
+                body.node != self._state.name):
             raise ValueError("it is for another node, or none that a leader gives")
         if self._holder(body.run) != node:
             return {"refused": f"{node} does not lead run {body.run}, as {self._state.name} knows"}

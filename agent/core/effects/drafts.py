@@ -51,12 +51,14 @@ def stop(
 
 
 def stop_elsewhere(
-    run: str, ranks: tuple[RankView, ...], grace_s: float, reason: str, fault: str
+    run: str, ranks: tuple[RankView, ...], grace_s: float, reason: str, fault: str,
+    park: bool = False,
 ) -> Effect:
-    """Ranks of one other node and one generation, which that node's launcher ends."""
+    """Ranks of one other node and one generation, which that node's launcher ends; `park`: all of a
+    trainer's there leave at once, with their state."""
     node = ranks[0].node
     body = Stop(run=run, generation=ranks[0].generation, ranks=tuple(r.rank for r in ranks),
-                grace_s=grace_s, reason=reason, node=node)
+                grace_s=grace_s, reason=reason, node=node, park=park)
     return Effect("", "stop", run_subject(run, f"{NODE}/{node}"), reason, grace_s + STOP_MARGIN_S,
                   body, fault=fault)
 

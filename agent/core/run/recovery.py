@@ -21,6 +21,7 @@ from ..nodes import exclusions
 from . import members, policy, progress
 from .ending import LOOK_AGAIN_S, STOP_WAIT_S, Endings
 from .incidents import RunIncidents
+from .plan import is_whole
 from .state import Budgets, Context, Recovery, RunState
 
 EVIDENCE_WAIT_S = 0.2  # at a verdict, for evidence that is still missing
@@ -33,6 +34,9 @@ PARK_LIMIT_S, PARK_STEPS = 10.0, 4.0  # for ranks to come to the end of a step
 PARK_NOTICE_S = 1.5
 # What a silent node adds: the step is to come before they are stopped.
 HEARD_LIMIT_S, HEARD_SAVE_S = PARK_LIMIT_S / 2, SAVE_LIMIT_S / 2
+# ... for ranks of other nodes that wait as all do, where nobody's state is whole yet: the word to
+# leave goes over the links that they may be waiting for.
+FAR_PARK_WAIT_S = 5.0
 HUNG = "rank_hung"
 FAULT_GRACE_S = 1.0  # for the rest of a script's ranks when one of them failed
 LIVE = ("starting", "running")
@@ -233,7 +237,6 @@ class Recoveries:
         if not live and (view.grade == TRAINER or not parked):
             return True
         broken_s = self.state.progress.broken_boot_s
-        park_over_s = broken_s + ctx.settings.park_wait_s - ctx.now.boot_s
         # Where only victims of a loss have ended, the other ranks park by themselves, and hold the
         # state from which the run resumes.  What another node has does not concern the ranks here:
         # they are told to leave, and with them all others.  So are ranks that worked and now stand
@@ -242,6 +245,10 @@ class Recoveries:
         elsewhere = cause.rank < 0 and cause.node not in ("", view.node)
         waiting = cause.fault == HUNG and cause.rank < 0 and self.state.progress.moved
         blind = cause.rank < 0 and cause.fault != "rank_exited" and not elsewhere and not waiting
+        park_wait_s = ctx.settings.park_wait_s
+        if waiting and len(mine) < len(live) and not _has_left_whole(ranks):
+            park_wait_s = max(park_wait_s, FAR_PARK_WAIT_S)
+        park_over_s = broken_s + park_wait_s - ctx.now.boot_s
         if view.grade == TRAINER and (elsewhere or waiting) and mine and not recovery.left:
             draft = drafts.stop(view, (), 0.0, cause.reason, cause.fault, park=True)
             left = ctx.emit(view.generation, draft) is not None
@@ -255,13 +262,17 @@ class Recoveries:
             stop_boot_s = self._stop(ctx, recovery, tuple(sorted(r.rank for r in unfit)))
         self._stop_elsewhere(ctx, cause, [
             r for r in live if r.node != view.node
-            and (view.grade != TRAINER or not blind and r.rank == cause.rank)])
+            and (view.grade != TRAINER or waiting or not blind and r.rank == cause.rank)],
+            park=waiting and view.grade == TRAINER)
         ctx.wake(park_over_s if park_over_s > 0 else LOOK_AGAIN_S)
         stop_over = 0 < stop_boot_s < ctx.now.boot_s - STOP_WAIT_S
         return park_over_s <= 0 and (not mine or stop_over)
 
-    def _stop_elsewhere(self, ctx: Context, cause: Cause, ranks: list[RankView]) -> None:
-        """Orders ranks of other nodes to stop, each node once, and again when they do not.
+    def _stop_elsewhere(
+        self, ctx: Context, cause: Cause, ranks: list[RankView], park: bool
+    ) -> None:
+        """Orders ranks of other nodes to stop, or to leave, each node once, and again when they do
+        not.
 
         Nothing waits for it: a plan that comes first ends them as well."""
         recovery, now_s = self.state.recovery, ctx.now.boot_s
@@ -273,7 +284,7 @@ class Recoveries:
                 continue
             theirs = tuple(rank for rank in ranks if rank.node == node)
             draft = drafts.stop_elsewhere(
-                self.state.run, theirs, grace_s, cause.reason, cause.fault)
+                self.state.run, theirs, grace_s, cause.reason, cause.fault, park)
             effect = ctx.emit(theirs[0].generation, draft)
             if effect is not None:
                 told[node] = now_s
@@ -343,3 +354,9 @@ class Recoveries:
         self.state.recovery = replace(recovery, stop_boot_s=since_s or now_s, stop_ranks=ranks)
         self.incidents.note_action(ctx, recovery.incident, effect)
         return since_s or now_s
+
+
+def _has_left_whole(ranks: tuple[RankView, ...]) -> bool:
+    """Whether those that left hold every shard of one step."""
+    held = [rank.parked for rank in ranks if rank.parked and rank.ended is None]
+    return any(is_whole(held, one.step) for one in held)

@@ -142,9 +142,12 @@ def test_an_order_of_the_leader_is_carried_out_where_the_rank_is() -> None:
     ("a", msgspec.structs.replace(EVIDENCE, kind="start"), "is no order for another node"),
     ("a", msgspec.structs.replace(EVIDENCE, kind="stop", body=Stop(
         "r", 1, (), 0.0, "end it", leave=True, node="b")), "or none that a leader gives"),
+    ("a", msgspec.structs.replace(EVIDENCE, kind="stop", body=Stop(
+        "r", 1, (), 0.0, "a step to come", park=True, after=7, node="b")),
+     "or none that a leader gives"),
     ("a", msgspec.structs.replace(EVIDENCE, deadline_s=-1.0, body=TakeEvidence(
         "r", 1, 1, 4711, "it stands still", node="z")), "z: it is not known here"),
-], ids=["no leader", "a start", "the run's end", "nobody"])
+], ids=["no leader", "a start", "the run's end", "a step to come", "nobody"])
 def test_what_no_leader_may_order_is_refused_with_its_reason(
     asker: str, effect: Effect, why: str
 ) -> None:

@@ -258,6 +258,44 @@ def test_ranks_that_nothing_tells_apart_leave_with_their_state_and_who_cannot_is
     assert stops and not any(one.park for one in stops) and set(stops[0].ranks) == {0, 1}
 
 
+@pytest.mark.parametrize("deaf_s", [0, 3, 60])
+def test_a_leader_without_ranks_has_those_of_other_nodes_leave_and_waits_for_the_first(
+    deaf_s: int,
+) -> None:
+    """The word goes over the links that the ranks may be waiting for: it may be long on its way."""
+    cluster = Cluster("abc", 2, startup_s=1.0)
+    cluster.run(6)
+    spare = (set("abc") - {node for _, node in cluster.plan().ranks}).pop()
+    cluster.leases["r"] = (spare, 1e9)
+    working = [lab for lab in cluster.labs.values() if lab.name != spare]
+    for lab in working:
+        lab.all(step=9, phase="forward_backward", step_time_s=0.5, still_s=0.0)
+    cluster.run(2)
+    ordered: list[int] = []
+    for lab in working:
+        carry_out = lab._stop
+
+        def obey(body: Stop, carry_out: Any = carry_out) -> None:
+            ordered.append(second)
+            if not body.park or second - ordered[0] >= deaf_s:
+                carry_out(body)
+
+        lab._stop = obey  # type: ignore[method-assign]
+    for second in range(1, 60):
+        for lab in working:
+            if lab.view.ranks[0].state == "running" and lab.view.generation == 1:
+                lab.change(lab.view.ranks[0].rank, still_s=float(second))
+        cluster.step()
+        if cluster.plan().generation == 2:
+            break
+    plan = cluster.plan()
+    assert plan.generation == 2
+    if deaf_s < 5:
+        assert (plan.resume.kind, plan.resume.step, plan.keep) == ("survivor", 9, (0, 1))
+    else:
+        assert plan.resume.kind == "fresh" and second - ordered[0] <= 7
+
+
 def test_the_one_that_stood_still_first_is_named_when_the_rest_is_equal() -> None:
     lab = trained()
     lab.all(phase="forward_backward", seq=((0, 41),))
