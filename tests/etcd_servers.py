@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import urllib.error
 import urllib.request
@@ -19,21 +18,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from ports import free_ports
 from waiting import wait_for
 
 HEARTBEAT_MS, ELECTION_MS = "20", "200"
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports of loopback that nobody listens on now."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
 
 
 class Member:

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 from hypothesis import settings
+from ports import free_ports, share
 from unit.core.driver import Lab
 from waiting import LIMIT_S, until
 
@@ -337,3 +338,11 @@ def test_a_state_that_cannot_be_is_told() -> None:
     state.document = run_state.DocumentSeen(meant=1)
     assert check_invariants(state) == (
         "a generation is meant that no plan has", "the launcher left before the end")
+
+
+def test_no_worker_is_given_a_port_that_another_worker_gives_out() -> None:
+    shares = [set(share(worker)) for worker in ("", *(f"gw{number}" for number in range(63)))]
+    assert sum(map(len, shares)) == len(set().union(*shares))
+    given = free_ports(9) + free_ports(9)
+    assert len(set(given)) == 18 and set(given) <= set(share(
+        os.environ.get("PYTEST_XDIST_WORKER", "")))

@@ -6,7 +6,6 @@ import contextlib
 import json
 import shutil
 import signal
-import socket
 import subprocess
 import threading
 import urllib.request
@@ -17,22 +16,10 @@ from typing import Any
 
 import pytest
 import yaml
+from ports import free_port
 from running import wait_for
 
 PROMETHEUS, ALERTMANAGER = "prometheus", "prometheus-alertmanager"
-
-
-GIVEN: set[int] = set()  # ports, each once: threads of one test ask at one time
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port = int(taken.getsockname()[1])
-        if port in GIVEN:
-            return free_port()
-        GIVEN.add(port)  # while nobody else can be told of it
-    return port
 
 
 def get(url: str) -> Any:

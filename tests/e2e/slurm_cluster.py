@@ -14,8 +14,8 @@ import socket
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
+from ports import free_ports
 from waiting import wait_for
 
 NODES = tuple(f"node{number}" for number in range(4))
@@ -63,7 +63,7 @@ class Cluster:
         wait_for(self.idle, what=self.logs)
 
     def _configuration(self) -> str:
-        ports = _free_ports(1 + len(NODES))
+        ports = free_ports(1 + len(NODES))
         host, folder = socket.gethostname().split(".")[0], self._folder
         settings: dict[str, object] = {
             "ClusterName": "test", "SlurmctldHost": f"{host}(127.0.0.1)", "SlurmUser": "root",
@@ -130,15 +130,3 @@ class Cluster:
                     os.kill(int(file.parent.name), signal.SIGKILL)
             except OSError:
                 continue  # it has ended
-
-
-def _free_ports(count: int) -> list[int]:
-    taken: list[Any] = []
-    for _ in range(count):
-        one = socket.socket()
-        one.bind(("127.0.0.1", 0))
-        taken.append(one)
-    ports = [one.getsockname()[1] for one in taken]
-    for one in taken:
-        one.close()
-    return ports

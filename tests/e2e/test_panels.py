@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from monitoring import free_port, get, prometheus
+from monitoring import get, prometheus
 from network.tree import Tree, ib_node
 from nvml import nvml_standin
+from ports import free_port
 from running import ROOT, Run, Runs, wait_for
 
 from holdfast.dashboards.grafana import boards

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import sys
 from pathlib import Path
 
 import pytest
+from ports import free_port
 from running import SCRIPTS, Runs, wait_for
 
 pytest.importorskip("torch", reason="the trainer's extra is not installed")
@@ -81,12 +81,6 @@ def test_threads_executors_atexit_and_the_last_line_are_kept(runs: Runs) -> None
         for what in ("atexit", "executor", "thread"):
             assert f"{what} ran on {rank}" in text, text
         assert "no newline at the end" in text and "no newline at the end" in run.output
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 def test_a_script_says_more_in_three_lines(runs: Runs) -> None:

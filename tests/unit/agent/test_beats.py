@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
+from ports import free_port
 from waiting import until
 
 from holdfast.agent.config.load import load
@@ -63,7 +64,7 @@ class Agent:
 async def agents(*made: Agent) -> AsyncIterator[None]:
     try:
         for one in made:
-            one.address = Address("127.0.0.1", await one.peers.listen("127.0.0.1", 0))
+            one.address = Address("127.0.0.1", await one.peers.listen(*one.address))
         places = {one.peers.name: one.address for one in made}
         for one in made:
             one.peers.know(places)
@@ -278,6 +279,7 @@ def test_a_dead_agent_on_a_living_machine_is_silent_and_not_lost() -> None:
 def test_a_machine_that_does_not_answer_is_lost_to_both_and_comes_back(monkeypatch) -> None:
     async def body() -> None:
         a, b, c = Agent("a"), Agent("b"), Agent("c")
+        c.address = Address("127.0.0.1", free_port())  # to listen there again
         async with agents(a, b, c):
             c.peers.tell(Told((beat("c"),)))
             await until(lambda: a.peers.heard() and b.peers.heard())

@@ -13,7 +13,8 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import ClientConnectorDNSError
 from aiohttp.client_reqrep import ConnectionKey
-from etcd_servers import etcd, free_ports
+from etcd_servers import etcd
+from ports import free_ports
 from waiting import until
 
 from holdfast.agent.cli import main

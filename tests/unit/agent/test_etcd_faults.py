@@ -17,7 +17,8 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import pytest
-from etcd_servers import Etcd, etcd, free_ports
+from etcd_servers import Etcd, etcd
+from ports import free_ports
 from waiting import until
 
 from holdfast.agent.config import settings

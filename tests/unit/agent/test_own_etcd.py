@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
-from etcd_servers import free_ports
+from ports import free_port
 from waiting import wait_for
 
 from holdfast.agent.config import settings
@@ -152,7 +152,7 @@ def test_only_the_launcher_that_left_it_goes_on_with_what_is_there(tmp_path: Pat
 def test_an_etcd_that_is_killed_is_started_again_with_its_data(tmp_path: Path) -> None:
     if own_etcd.shutil.which("etcd") is None:
         pytest.skip("etcd is missing (Debian package etcd-server)")
-    place = Place("127.0.0.1", free_ports(1)[0], "mine", "127.0.0.1")
+    place = Place("127.0.0.1", free_port(), "mine", "127.0.0.1")
     own_etcd.begin_anew(tmp_path, "x")
     died: list[str] = []
     etcd = own_etcd.OwnEtcd(place, tmp_path, lambda part, why: None)
@@ -197,7 +197,7 @@ def test_with_a_token_nobody_without_it_reads_or_writes(tmp_path: Path) -> None:
     if own_etcd.shutil.which("etcd") is None:
         pytest.skip("etcd is missing (Debian package etcd-server)")
     password = own_etcd.password_of("word", "mine")
-    place = Place("127.0.0.1", free_ports(1)[0], "mine", "127.0.0.1", password)
+    place = Place("127.0.0.1", free_port(), "mine", "127.0.0.1", password)
     own_etcd.begin_anew(tmp_path, "x")
     etcd = own_etcd.OwnEtcd(place, tmp_path, lambda part, why: None)
     secrets = {"own": password, "others": "x" * 64}
@@ -242,7 +242,7 @@ def test_an_etcd_that_takes_no_password_never_listens(
     monkeypatch.setattr(own_etcd.shutil, "which", lambda name: str(program))
     monkeypatch.setattr(own_etcd, "LOCK_S", 0.5)
     own_etcd.begin_anew(tmp_path, "x")
-    place = Place("127.0.0.1", free_ports(1)[0], "mine", "127.0.0.1", "secret")
+    place = Place("127.0.0.1", free_port(), "mine", "127.0.0.1", "secret")
     etcd = own_etcd.OwnEtcd(place, tmp_path, lambda part, why: None)
     with pytest.raises(StoreError, match="takes no password"):
         etcd.start()

@@ -7,8 +7,8 @@ import re
 
 import aiohttp
 from browsing import browse
-from etcd_servers import free_ports
 from fakes import until
+from ports import free_port
 
 from holdfast.agent.config import runbooks
 from holdfast.agent.config.runbooks import PAGE_MAX_CHARS, PAGES_MAX_CHARS, load_in_force
@@ -45,7 +45,7 @@ def test_a_runbook_of_the_sites_own_opens_wherever_a_shipped_one_does(agent, tmp
     write(own, "no_words", "")
     write(own, "rank_hung", "")  # shadows the machine part alone
     write(own, "rank_killed", "## Meaning\nAsk Eve first.\n")
-    address = f"127.0.0.1:{free_ports(1)[0]}"
+    address = f"127.0.0.1:{free_port()}"
 
     async def scenario(daemon, node, launcher, tcp, unix):
         async with aiohttp.ClientSession(f"http://{address}") as metrics:

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from ports import free_port
 from waiting import until
 
 from holdfast.agent.checks import results
@@ -76,11 +77,7 @@ def plan(unused_port: int, count: int = 3, **more: Any) -> Plan:
 
 @pytest.fixture
 def port() -> int:
-    import socket
-
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
+    return free_port()
 
 
 def coming(given: Plan, own: int, error: str = "") -> Awaitable[Heard]:

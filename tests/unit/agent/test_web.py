@@ -14,10 +14,10 @@ import msgspec
 import pytest
 import yaml
 from browsing import INCIDENT, browse
-from etcd_servers import free_ports
 from fakes import until
 from msgspec.structs import replace
 from pages import taken_by_prometheus
+from ports import free_port
 
 from holdfast.agent.cli import parser
 from holdfast.agent.config.load import ConfigError
@@ -461,7 +461,7 @@ def test_a_taken_port_of_metrics_takes_nothing_else_away(agent, tmp_path):
 
 def test_the_port_of_metrics_serves_the_runbooks_and_nothing_of_the_api(agent, tmp_path):
     """Prometheus' `instance` is this port, and an alert's link leads to the instance."""
-    address = f"127.0.0.1:{free_ports(1)[0]}"
+    address = f"127.0.0.1:{free_port()}"
 
     async def scenario(daemon, node, launcher, tcp, unix):
         links = {rule["annotations"]["runbook_url"]

@@ -19,6 +19,7 @@ import pytest
 import torch
 import waiting
 from harness import Launcher, Lost
+from ports import free_port
 
 from holdfast.agent.cli import main
 from holdfast.trainer.config import ConfigError, load
@@ -232,9 +233,7 @@ def s3(root, monkeypatch):
     """moto's server in a process of its own, with the shards in a bucket."""
     boto3 = pytest.importorskip("boto3", reason="boto3 is not installed")
     pytest.importorskip("moto.server", reason="moto is not installed")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     for name, value in (("AWS_ACCESS_KEY_ID", "a"), ("AWS_SECRET_ACCESS_KEY", "b"),
                         ("AWS_DEFAULT_REGION", "us-east-1"),
                         ("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")):
