@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 from waiting import until
 
 from holdfast.agent.config.load import load
 from holdfast.agent.core.detect.host import cores as host_cores
+from holdfast.agent.telemetry import collectors
 from holdfast.agent.telemetry.collectors import Runner
 from holdfast.collectors.contract import FAST, Metric, Pace, Roots, Sample
 from holdfast.collectors.cpu import CpuCollector
@@ -42,18 +46,34 @@ def test_each_collector_is_read_at_its_own_pace_and_what_it_said_stays(
         noted("once", Pace(fast=False, every=1000)),
     ))
 
+    clock_s, told = [0.0], list[tuple[Sample, ...]]()  # on a clock that only a sleep moves
+    monkeypatch.setattr(collectors, "time", SimpleNamespace(
+        monotonic=lambda: clock_s[0], clock_gettime=time.clock_gettime,
+        CLOCK_BOOTTIME=time.CLOCK_BOOTTIME))
+
     async def scenario() -> None:
+        over = asyncio.Event()
+
+        async def sleep(seconds: float) -> None:
+            told.append(runner.samples().of("fifth"))
+            clock_s[0] += seconds
+            if clock_s[0] > 2.1:
+                over.set()
+                await asyncio.Event().wait()
+
+        monkeypatch.setattr(collectors, "asyncio", SimpleNamespace(**{
+            **vars(asyncio), "sleep": sleep}))
         config = load(None, {"agent.tick_s": (0.05, "t"), "agent.fast_s": (0.2, "t"),
-                             "agent.slow_s": (5.0, "t")}).config
+                             "agent.slow_s": (60.0, "t"),
+                             "collectors.deadline_s": (30.0, "t")}).config
         runner = Runner(config, lambda part, error: None)
         task = asyncio.create_task(runner.run())
-        await until(lambda: runner.samples().of("fifth"))
-        first = runner.samples().of("fifth")
-        await until(lambda: readings.count("each") > 3)
-        assert runner.samples().of("fifth") is first, "not read again, so the very same"
-        await until(lambda: readings.count("fifth") == 3)
-        assert 9 <= readings.count("each") <= 12 and readings.count("once") == 1
-        assert runner.samples().of("fifth") is not first and runner.samples().of("once")
+        await until(over.is_set)
+        assert Counter(readings) == {"each": 11, "fifth": 3, "once": 1}
+        assert all(told) and runner.samples().of("once")
+        first, last = told[0], told[5]
+        assert [one is first for one in told] == [True] * 5 + [False] * 6, "the very same"
+        assert [one is last for one in told[5:]] == [True] * 5 + [False]
         task.cancel()
         runner.close()
 
