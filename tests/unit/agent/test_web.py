@@ -23,13 +23,12 @@ from holdfast.agent.cli import parser
 from holdfast.agent.config.load import ConfigError
 from holdfast.agent.core.model import (
     Answer,
-    Doc,
-    Documents,
     Ended,
     Plan,
     RankView,
     Resume,
     RunView,
+    StoreWrite,
     Verdict,
 )
 from holdfast.agent.core.run.state import NOTHING
@@ -153,11 +152,10 @@ def test_an_incident_of_the_kernels_is_closed_by_hand_and_no_other(agent, tmp_pa
 
 def test_any_agent_takes_what_is_asked_of_a_node_that_it_knows(agent, tmp_path):
     async def scenario(daemon, node, launcher, tcp, unix):
-        snapshot = daemon.state.snapshot
-        docs = Documents([Doc("node/node-b", 1, b'{"excluded":true,"reason":"hot","by":"ann"}')])
-        store = msgspec.structs.replace(snapshot.observed.store, docs=docs)
-        seen = msgspec.structs.replace(snapshot.observed, store=store)
-        daemon.state.snapshot = snapshot._replace(observed=seen)
+        body = b'{"excluded":true,"reason":"hot","by":"ann"}'
+        await daemon.store.put(StoreWrite("node/node-b", 0, body))
+        daemon.wake("test")
+        await until(lambda: daemon.state.snapshot.observed.store.docs.get("node/node-b").version)
         async with unix.get("/api/v1/status") as answer:
             rows = (await answer.json())["nodes"]
         assert [(one["node"], one["excluded"], one["age_s"]) for one in rows] == [
