@@ -439,8 +439,8 @@ def test_who_does_not_say_hello_is_ended(agent, tmp_path, monkeypatch):
     async def scenario(daemon, node, launch):
         silent, refused, served = launch(), launch(run="a/b"), launch()
         served.hello()
+        refused.hello()  # both before the loop has its turn: their time is short
         await served.receive("welcome")
-        refused.hello()
         await refused.receive("error")
         for launcher in (silent, refused):
             with pytest.raises(ConnectionError):
@@ -466,9 +466,10 @@ def test_a_launcher_that_still_imports_is_seen_as_coming(agent, tmp_path, monkey
             await late.receive("welcome")
         await until(lambda: not node.seen[-1].coming)
         late.close()
-        first, again = launch(run="r"), launch(run="r")
+        first = launch(run="r")
         first.send(t="coming")
         await until(lambda: node.seen[-1].coming)
+        again = launch(run="r")
         first.close()
         again.hello()
         await again.receive("welcome")
