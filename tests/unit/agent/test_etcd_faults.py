@@ -461,7 +461,7 @@ def test_ended_runs_go_when_there_are_too_many(tmp_path, monkeypatch):
     monkeypatch.setattr(store_of_etcd, "LOOK_S", 0.05)
 
     async def scenario(cluster):
-        store = opened(tmp_path, cluster)
+        store = opened(tmp_path, cluster, lease_s=60.0)  # whose run is led is not over
         store.living = lambda: ("r0",)
         async with following(store):
             await store.put(StoreWrite("lease/r1", 0, b"a"))
