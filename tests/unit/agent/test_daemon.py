@@ -9,12 +9,13 @@ import subprocess
 
 from fakes import FakeLauncher, joined, rank_level, until
 from msgspec.structs import replace
+from waiting import LIMIT_S
 
 from holdfast.agent.core.model import Effect, Incident, Start, StoreWrite, TakeEvidence
 from holdfast.agent.history.incident_log import PHASES
 
 
-def start_effect(generation=1, run="demo", deadline_s=5.0):
+def start_effect(generation=1, run="demo", deadline_s=LIMIT_S):
     body = Start(run=run, generation=generation, ranks=(0, 1), keep=(), world=2,
                  resume={"kind": "fresh"}, reason="test")
     effect_id = f"{generation}/run/{run}/start/1"
@@ -154,7 +155,7 @@ def test_an_order_that_no_packet_takes_fails_alone(agent, tmp_path):
     async def scenario():
         async with agent() as (daemon, node), joined(tmp_path, node) as launcher:
             body = TakeEvidence("demo", 1, 0, 1, "why \udcff")
-            node.todo = [Effect("1/e/1", "evidence", "run/demo/rank/0", "x", 3.0, body),
+            node.todo = [Effect("1/e/1", "evidence", "run/demo/rank/0", "x", LIMIT_S, body),
                          start_effect()]
             daemon.wake("test")
             assert (await launcher.receive("do"))["kind"] == "start"
@@ -249,7 +250,7 @@ def test_evidence_names_the_source_line(agent, tmp_path):
             launcher.levels(generation=1, state="running", ranks=[rank_level(0, os.getpid())])
             await until(lambda: node.seen and node.seen[-1].runs)
             body = TakeEvidence("demo", 1, 0, os.getpid(), "stall")
-            node.todo = [Effect("1/e/1", "evidence", "run/demo/rank/0", "stall", 3.0, body)]
+            node.todo = [Effect("1/e/1", "evidence", "run/demo/rank/0", "stall", LIMIT_S, body)]
             daemon.wake("test")
             order = await launcher.receive("do")
             launcher.send(t="outcome", id=order["id"], ok=True, detail='{"where":"a.py:3 in f"}')

@@ -234,7 +234,7 @@ def test_a_line_of_the_kernels_becomes_one_reset(
                         for _, text in one.timeline]
 
             last = "reboot_node: the node's unit took it" if program else "the GPU was reset"
-            await until(lambda: last in said(), 20.0, said)
+            await until(lambda: last in said(), 60.0, said)
             steps = daemon.state.steps
             await until(lambda: daemon.state.steps > steps + 10)
             (one,) = daemon.incident_log.incidents.values()

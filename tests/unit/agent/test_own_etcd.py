@@ -158,7 +158,7 @@ def test_an_etcd_that_is_killed_is_started_again_with_its_data(tmp_path: Path) -
     etcd = own_etcd.OwnEtcd(place, tmp_path, lambda part, why: None)
 
     async def answers(but: int = 0) -> None:
-        end_s = asyncio.get_running_loop().time() + 20.0
+        end_s = asyncio.get_running_loop().time() + 60.0
         while await asyncio.to_thread(own_etcd.keeper, place) != "mine" or died == [] and but:
             assert asyncio.get_running_loop().time() < end_s
             await asyncio.sleep(0.05)
@@ -211,7 +211,7 @@ def test_with_a_token_nobody_without_it_reads_or_writes(tmp_path: Path) -> None:
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
         folder.mkdir()
         store = open_etcd(config, "a", folder, lambda: 5.0)
-        end_s = asyncio.get_running_loop().time() + 20.0
+        end_s = asyncio.get_running_loop().time() + 60.0
         await store.refresh()
         while "no member" in store.view().problem and asyncio.get_running_loop().time() < end_s:
             await store.refresh()
@@ -240,7 +240,7 @@ def test_an_etcd_that_takes_no_password_never_listens(
     program.write_text("#!/bin/sh\necho \"$@\" >> calls\nexec sleep 600\n")
     program.chmod(0o755)
     monkeypatch.setattr(own_etcd.shutil, "which", lambda name: str(program))
-    monkeypatch.setattr(own_etcd, "LOCK_S", 0.5)
+    monkeypatch.setattr(own_etcd, "LOCK_S", 2.0)  # it tells its call before, however busy
     own_etcd.begin_anew(tmp_path, "x")
     place = Place("127.0.0.1", free_port(), "mine", "127.0.0.1", "secret")
     etcd = own_etcd.OwnEtcd(place, tmp_path, lambda part, why: None)

@@ -93,16 +93,18 @@ def test_a_damaged_store_is_named(tmp_path):
 # ------------------------------------------------------------- probes
 
 
-def test_probes_answer_fail_and_run_out_of_time():
+def test_probes_answer_fail_and_run_out_of_time(monkeypatch):
+    monkeypatch.setattr("holdfast.agent.system.child_probe.KILL_WAIT_S", LIMIT_S)
+
     async def scenario():
         prober = Prober()
-        good = await prober.ask("echo", ["echo", "hi"], 5.0)
+        good = await prober.ask("echo", ["echo", "hi"], LIMIT_S)
         assert good.ok and good.output == b"hi\n"
-        bad = await prober.ask("false", ["false"], 5.0)
+        bad = await prober.ask("false", ["false"], LIMIT_S)
         assert not bad.ok and "exit status 1" in bad.error
-        none = await prober.ask("none", ["/nonexistent/tool"], 5.0)
+        none = await prober.ask("none", ["/nonexistent/tool"], LIMIT_S)
         assert "No such file" in none.error
-        long = await prober.ask("yes", ["yes"], 5.0)
+        long = await prober.ask("yes", ["yes"], LIMIT_S)
         assert "longer than" in long.error
         slow = await prober.ask("sleep", ["sleep", "60"], 0.1)
         assert "no answer within 0.1 s" in slow.error and not slow.stuck
@@ -126,10 +128,10 @@ def test_a_child_that_cannot_be_killed_is_left_and_named(monkeypatch):
         assert left.name == "nfs"
         again = await prober.ask("nfs", ["true"], 1.0)
         assert again.stuck and str(left.pid) in again.error
-        assert (await prober.ask("other", ["true"], 5.0)).ok
+        assert (await prober.ask("other", ["true"], LIMIT_S)).ok
         os.kill(left.pid, signal.SIGKILL)
         await until(lambda: not prober.stuck_children())
-        assert (await prober.ask("nfs", ["true"], 5.0)).ok
+        assert (await prober.ask("nfs", ["true"], LIMIT_S)).ok
 
     asyncio.run(scenario())
 

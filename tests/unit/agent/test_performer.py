@@ -15,11 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import DecodeError
 from msgspec.structs import replace
+from waiting import LIMIT_S
 
 from holdfast.agent.core.model import Effect, Incident, Resume, Start, Stop, StoreWrite
 from holdfast.agent.launchers import protocol
 
-STOP = Effect("1/run/demo/stop/1", "stop", "run/demo", "test", 5.0,
+STOP = Effect("1/run/demo/stop/1", "stop", "run/demo", "test", LIMIT_S,
               Stop("demo", 1, (), 1.0, "test"))
 
 
@@ -243,7 +244,8 @@ def test_no_packet_raises_anything_but_a_decode_error(packet):
 def test_a_restart_is_counted_once_however_often_the_agent_dies(agent, tmp_path):
     """Neither lost with the agent that asked for it, nor counted again by the one behind it."""
     body = Start("demo", 2, (0, 1), (), 2, Resume("own"), "test")
-    start = Effect("2/run/demo/start/1", "start", "run/demo", "t", 5.0, body, fault="rank_killed")
+    start = Effect("2/run/demo/start/1", "start", "run/demo", "t", LIMIT_S, body,
+                   fault="rank_killed")
 
     def restarts(daemon):
         return {key[1]: n for key, n in daemon.performer.counters.items() if key[0] == "restarts"}

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from root_unit import HEADER, INCIDENT, Unit, called, commands, empty_proc, options
 from test_root_helper import core
+from waiting import LIMIT_S
 
 from holdfast.agent.actions import preconditions
 from holdfast.agent.actions.evidence_store import write_incident
@@ -189,7 +190,7 @@ def test_a_store_that_hangs_closes_the_gate_and_opens_it_again(agent, tmp_path, 
                     assert (await look(daemon)).closed.endswith("does not answer")
                 hung.answer()
                 await until(lambda: not daemon.evidence.side_thread.busy_s)
-                monkeypatch.setattr(preconditions, "ANSWER_S", 5.0)
+                monkeypatch.setattr(preconditions, "ANSWER_S", LIMIT_S)
                 assert (await look(daemon)).closed == ""
 
     asyncio.run(scenario())
