@@ -120,7 +120,7 @@ def test_a_node_that_makes_no_test_says_why_and_the_others_go_on(port: int) -> N
 
 def test_a_late_one_and_a_second_one_of_a_name_are_told_so(port: int) -> None:
     async def scenario() -> None:
-        given = plan(port, join_s=1.0)
+        given = plan(port, join_s=3.0)  # the first three come within it
         Quick.hold = asyncio.Event()
         first = asyncio.ensure_future(coming(given, 0))
         one = await connected(port, "n1")
@@ -135,14 +135,14 @@ def test_a_late_one_and_a_second_one_of_a_name_are_told_so(port: int) -> None:
         heard = await first
         assert states(heard) == states(await second) == {"n0": GOOD, "n1": GOOD, "n2": UNKNOWN}
         reason = heard.report.rows[2].reason  # type: ignore[union-attr]
-        assert "did not come within 1 s" in reason
+        assert "did not come within 3 s" in reason
 
     asyncio.run(scenario())
 
 
 def test_another_token_is_refused_and_the_others_go_on(port: int) -> None:
     async def scenario() -> list[Any]:
-        given = plan(port, 4, join_s=1.0)
+        given = plan(port, 4, join_s=3.0)
         other = given._replace(token=b"another one, as long")
         return list(await asyncio.gather(
             *(coming(given, own) for own in (0, 1, 2)), coming(other, 3), return_exceptions=True))
@@ -162,7 +162,7 @@ def test_junk_from_anybody_costs_its_connection_alone(port: int) -> None:
             await reader.readline()
             writer.write(words)
             await writer.drain()
-            await asyncio.wait_for(reader.read(), 10.0)
+            await asyncio.wait_for(reader.read(), 60.0)
             writer.close()
 
         async def until_open() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -225,7 +225,7 @@ def test_who_stands_still_is_named_within_a_deadline_of_its_own(
     port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It came, kept its connection, and says nothing: before its first test, or in the middle."""
-    monkeypatch.setattr(transport, "STILL_S", 0.5)
+    monkeypatch.setattr(transport, "STILL_S", 2.0)  # nobody else stands still for so long
     monkeypatch.setattr(transport, "BEAT_S", 0.05)
     monkeypatch.setattr(coordinator, "START_S", 1e6)  # nobody waits for it: this would never end
 
@@ -249,7 +249,7 @@ def test_who_stands_still_is_named_within_a_deadline_of_its_own(
 def test_a_coordinator_that_stands_still_is_said(
     port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transport, "STILL_S", 0.3)
+    monkeypatch.setattr(transport, "STILL_S", 1.0)
 
     async def scenario() -> Heard:
         ended = asyncio.Event()
@@ -269,7 +269,7 @@ def test_a_coordinator_that_stands_still_is_said(
 
     heard = asyncio.run(scenario())
     assert heard.report is None and "n0, which coordinates, went away" in heard.problem
-    assert "says nothing for 0.3 s" in heard.problem
+    assert "says nothing for 1 s" in heard.problem
 
 
 def test_each_node_keeps_its_own_verdict_and_learns_from_what_passed(
