@@ -29,7 +29,7 @@ from holdfast.agent.store.base import StoreError
 from holdfast.agent.store.etcd import open_etcd
 from holdfast.agent.web.status import status
 
-LONGEST_CALL_S = 6.0
+LONGEST_CALL_S = 8.0  # the store's own limit, and as much for a busy machine
 
 
 def opened(tmp_path, **keys):
@@ -160,12 +160,12 @@ def test_certificates_of_both_sides(tmp_path):
     with etcd(tmp_path / "etcd", 1, tls, scheme="https") as cluster:
         url = cluster.url.replace("etcd://", "etcds://")
         problem = ""
-        deadline_s = time.monotonic() + 20.0
+        deadline_s = time.monotonic() + 60.0
         while problem != "good" and time.monotonic() < deadline_s:  # until it has a leader
             try:
-                asyncio.run(asyncio.wait_for(good(url), 10.0))
+                asyncio.run(asyncio.wait_for(good(url), 30.0))
                 problem = "good"
-            except (StoreError, AssertionError) as error:
+            except (StoreError, TimeoutError, AssertionError) as error:
                 problem = str(error)
         assert problem == "good"
         unsigned = problem_of(tmp_path, url=url, ca_file=foreign_ca, cert_file=certificate,
