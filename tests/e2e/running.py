@@ -111,6 +111,10 @@ class Run:
         runs = answer["runs"] if answer else []
         return {r["rank"]: r for r in runs[0]["ranks"]} if runs else {}
 
+    def all_ranks(self) -> dict[int, dict[str, Any]]:
+        """`ranks`, once its agent answers: it may be too busy for one question."""
+        return dict(wait_for(self.ranks, what=f"ranks in status\n{self.output}"))
+
     def at_step(self, step: int, rank: int = 1, limit_s: float = LIMIT_S) -> int:
         """Waits until `rank` has done `step` steps; returns its pid."""
 

@@ -60,7 +60,7 @@ def test_a_kill_a_stop_and_a_stall_leave_no_trace(runs: Runs, strategy: str) -> 
     run = train(runs, "faulty", *STRATEGIES[strategy])
     for step, fault, named in FAULTS:
         pid = run.at_step(step, rank=2)
-        assert run.ranks()[2]["place"] == PARTS[strategy]
+        assert run.all_ranks()[2]["place"] == PARTS[strategy]
         if fault == "kill":
             os.kill(pid, signal.SIGKILL)
         else:

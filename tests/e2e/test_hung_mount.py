@@ -51,7 +51,7 @@ def test_a_hung_mount_explains_the_rank_that_reads_from_it(runs: Runs, mount: Pa
     run = runs.script("reads.py", str(mount / "data"), HOLDFAST_CONFIG=str(config),
                       flags=("--nproc-per-node", "4"))
     run.at_step(5)
-    before = {rank: one["pid"] for rank, one in run.ranks().items()}
+    before = {rank: one["pid"] for rank, one in run.all_ranks().items()}
     (runs.home / "hangs").touch()
     hung_s = time.monotonic()
     explained = wait_for(lambda: (one := the_incident(run)) and one["would_have"] and one, 60,
@@ -62,10 +62,10 @@ def test_a_hung_mount_explains_the_rank_that_reads_from_it(runs: Runs, mount: Pa
     # What is tested is that time passes: more than it would be waited without a cause.
     over_s = hung_s + float(str(explained["reason"]).split("would act at ")[1].split(" s")[0]) + 2
     wait_for(lambda: time.monotonic() > over_s, 100)
-    assert {rank: one["pid"] for rank, one in run.ranks().items()} == before, run.output
-    step = run.ranks()[1]["step"]
+    assert {rank: one["pid"] for rank, one in run.all_ranks().items()} == before, run.output
+    step = run.all_ranks()[1]["step"]
     (runs.home / "hangs").unlink()
     run.at_step(step + 5)
     wait_for(lambda: not the_incident(run), 60, "the suspicion to be taken back")
-    assert {rank: one["pid"] for rank, one in run.ranks().items()} == before, run.output
+    assert {rank: one["pid"] for rank, one in run.all_ranks().items()} == before, run.output
     assert run.status()["generation"] == 1 and run.status()["restarts"] == 0

@@ -77,7 +77,7 @@ def test_what_a_trainer_waits_for_is_booked_as_long_as_its_ranks_say(
     booked = read(run)
     # Its launcher imports torch, and its agent is there before that is done.
     assert booked.node["idle"] < 0.5 < booked.node["startup"], booked
-    logs = [tmp_path / f"clocked-{rank['pid']}" for rank in run.ranks().values()]
+    logs = [tmp_path / f"clocked-{rank['pid']}" for rank in run.all_ranks().values()]
     begin = read(run)
     wait_for(lambda: lasts(begin.at_s))
     end = read(run)
@@ -92,7 +92,7 @@ def test_what_a_trainer_waits_for_is_booked_as_long_as_its_ranks_say(
     assert stepping_s == pytest.approx(steps_s, abs=NEAR * spent.clock_s), (spent, ranks)
 
     # From the kill on nothing counts as training, until a step is done that was not done before.
-    before, seen = read(run), run.ranks()
+    before, seen = read(run), run.all_ranks()
     killed_s = time.monotonic()
     os.kill(seen[1]["pid"], signal.SIGKILL)
     wait_for(lambda: run.status()["generation"] == 2, 60, run.output)

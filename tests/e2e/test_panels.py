@@ -151,7 +151,7 @@ def broken(run: Run) -> None:
         return newest is not None and 3 <= status["step"] - newest["step"] <= EVERY // 2
 
     wait_for(behind, 60, "steps since a verified checkpoint")
-    for rank in run.ranks().values():
+    for rank in run.all_ranks().values():
         os.kill(rank["pid"], signal.SIGKILL)
     wait_for(lambda: run.status()["generation"] >= 4, 60, "a restart from the disk")
     run.at_step(run.status()["step"] + 5)

@@ -125,7 +125,7 @@ def test_max_restarts_is_kept_and_the_infrastructures_fault_is_76(runs: Runs) ->
 
 
 def pids(run: Run) -> set[int]:
-    return {int(rank["pid"]) for rank in run.ranks().values()}
+    return {int(rank["pid"]) for rank in run.all_ranks().values()}
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])

@@ -21,7 +21,7 @@ def ledger(run: Run, category: str) -> float:
 def test_a_suspended_run_goes_on_with_the_same_processes(runs: Runs, launcher: bool) -> None:
     run = runs.script("plain.py", "100000")
     run.at_step(6)
-    before = {rank: one["pid"] for rank, one in run.ranks().items()}
+    before = {rank: one["pid"] for rank, one in run.all_ranks().items()}
     stopped = [run.process.pid] * launcher + list(before.values())
     idle_s = ledger(run, "idle")
     for pid in stopped:
@@ -33,6 +33,6 @@ def test_a_suspended_run_goes_on_with_the_same_processes(runs: Runs, launcher: b
     for pid in stopped:
         os.kill(pid, signal.SIGCONT)
     run.at_step(step + 5)
-    assert {rank: one["pid"] for rank, one in run.ranks().items()} == before
+    assert {rank: one["pid"] for rank, one in run.all_ranks().items()} == before
     assert run.status()["generation"] == 1 and not run.own_incidents(), run.output
     wait_for(lambda: ledger(run, "idle") - idle_s > 3.0, 10, "the time booked as idle")

@@ -102,7 +102,7 @@ def test_all_ranks_killed_at_once_come_back_from_memory_or_disk(
     digest = clean(2, *LONG).result()["digest"]
     run = train(runs, work, "faulty", 2, *LONG)
     run.at_step(22)
-    for rank in run.ranks().values():
+    for rank in run.all_ranks().values():
         os.kill(rank["pid"], signal.SIGKILL)
     assert run.wait() == 0, run.output
     assert "from the snapshot of step" in run.output or "from the checkpoint of step" in run.output
@@ -189,7 +189,7 @@ def test_a_state_torn_in_the_optimizer_is_not_used(
     run.at_step(12)
     order.touch()
     torn = int(wait_for(partial(said, order.with_suffix(".torn")), 30, run.output))
-    os.kill(run.ranks()[(torn + 1) % nproc]["pid"], signal.SIGKILL)
+    os.kill(run.all_ranks()[(torn + 1) % nproc]["pid"], signal.SIGKILL)
     assert run.wait() == 0, run.output
     sources = ("the survivors' memory",) if nproc == 3 else (
         "the snapshot of step", "the checkpoint of step")
@@ -222,7 +222,7 @@ def damage_snapshots(pids: Iterable[int]) -> int:
 def test_damaged_snapshots_are_not_used(runs: Runs, work: Path, clean: Clean) -> None:
     run = train(runs, work, "faulty", 2, *LONG, "snapshot.every=5")
     run.at_step(22)
-    ranks = [rank["pid"] for rank in run.ranks().values()]
+    ranks = [rank["pid"] for rank in run.all_ranks().values()]
     for pid in ranks:
         os.kill(pid, signal.SIGSTOP)  # none writes a newer one
     assert damage_snapshots(runs.left()) == 2

@@ -54,10 +54,10 @@ def test_a_killed_rank_leaves_no_trace_in_the_weights(runs: Runs) -> None:
     assert manifest["machine"]["device"] == "xla" and manifest["sdk"]["torch-xla"] == "2.9.0"
     run = train(runs, "faulty", standby=1)
     pid = run.at_step(5, limit_s=LONG_S)
-    for one in run.ranks().values():  # an interpreter of its own, and no child of a fork server
+    for one in run.all_ranks().values():  # an interpreter of its own, and no child of a fork server
         words = Path(f"/proc/{one['pid']}/cmdline").read_bytes().split(b"\0")
         assert words[1].endswith(b"bootstrap.py") and words[2] == b"rank", words
-    survivor = run.ranks()[0]["pid"]
+    survivor = run.all_ranks()[0]["pid"]
     before = seconds(run)
     assert before["compile"] > 0.5, before
     os.kill(pid, signal.SIGKILL)
@@ -65,7 +65,7 @@ def test_a_killed_rank_leaves_no_trace_in_the_weights(runs: Runs) -> None:
     # The next standby imports torch_xla and compiles for longer than these steps last.
     os.kill(run.at_step(10), signal.SIGKILL)
     wait_for(partial(closed, run, 2), LONG_S, f"rank_killed\n{run.output}")
-    assert run.ranks()[0]["pid"] == survivor
+    assert run.all_ranks()[0]["pid"] == survivor
     after = seconds(run)
     assert run.wait(LONG_S) == 0, run.output
     assert run.result()["digest"] == clean.result()["digest"]
