@@ -64,7 +64,7 @@ def test_a_live_run_is_sampled_within_its_bound_and_what_was_skipped_is_counted(
     assert logs["skipped_bytes"] > logs["read_bytes"] and not logs["problem"]
     (seen,) = {(one["signature"], one["rank"], one["culprit"]) for one in logs["seen"]}
     assert seen == ("nccl_ib_wc_error_old", 0, "network")
-    assert run.process.poll() is None and not run.incidents(), "a line alone ends nothing"
+    assert run.process.poll() is None and not run.own_incidents(), "a line alone ends nothing"
     run.process.terminate()
     run.wait()
 
