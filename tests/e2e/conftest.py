@@ -15,7 +15,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from running import Runs
+from running import Runs, wait_for
 
 
 @contextlib.contextmanager
@@ -28,6 +28,8 @@ def own_directories() -> Iterator[Runs]:
     for run in made.started:
         if run.process.poll() is None:
             run.kill_all()
+    with contextlib.suppress(AssertionError):  # an end takes a moment on a busy machine
+        wait_for(lambda: not made.left(), 5.0)
     left = made.left()
     for pid in left:
         os.kill(pid, signal.SIGKILL)

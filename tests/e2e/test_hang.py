@@ -67,7 +67,7 @@ def test_exit_handlers_take_their_time_whatever_limit_steps_have(runs: Runs) -> 
 
 def test_an_evaluation_on_rank_0_is_suspected_and_taken_back(runs: Runs) -> None:
     end = runs.home / "end"
-    run = runs.script("plain.py", str(end), "eval", "5")
+    run = runs.script("plain.py", str(end), "eval", "9")
     run.at_step(6)
     suspicion(run)
     run.at_step(12)

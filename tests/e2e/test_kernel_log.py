@@ -75,7 +75,7 @@ class Agent:
 
     def get(self, path: str) -> str:
         url = self.address if "://" in self.address else f"http://{self.address}"
-        with urllib.request.urlopen(url.rstrip("/") + path, timeout=5) as answer:
+        with urllib.request.urlopen(url.rstrip("/") + path, timeout=30) as answer:
             return answer.read().decode()
 
     def count(self) -> float:
@@ -164,7 +164,7 @@ def test_equal_xids_are_one_incident_and_each_is_counted_across_a_kill(tmp_path,
 def metrics(run: Run) -> str:
     address = (run.home / "rt" / run.name / "address").read_text().strip()
     url = address if "://" in address else f"http://{address}"
-    with urllib.request.urlopen(url.rstrip("/") + "/metrics", timeout=5) as answer:
+    with urllib.request.urlopen(url.rstrip("/") + "/metrics", timeout=30) as answer:
         return answer.read().decode()
 
 
