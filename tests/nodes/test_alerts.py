@@ -111,7 +111,7 @@ def test_an_alert_is_one_restart_whoever_of_two_nodes_receives_it(world: Alerted
     assert sum(counts) >= 1  # the later may have seen the earlier one's, or not yet
     assert world.outcome(leader, "f2"), world.said()
     assert "one restart answers a storm" in world.outcome(other, "f2"), world.said()
-    opened = [one for number in (0, 1) for one in world.incidents(number)
+    opened = [one for number in (0, 1) for one in world.answer(number, "/api/v1/incidents")
               if one["fault"] == "fabric_storm"]
     assert len(opened) == 1, opened
     world.wait(lambda: [world.generation(number) for number in (0, 1)] == [2, 2], ANSWER_S)

@@ -37,7 +37,7 @@ def test_a_drained_nodes_ranks_go_to_the_spare_behind_a_proven_checkpoint() -> N
         leader = world.led_by()
         gone = leader if leader in places.values() else places[1]
         (stays,) = set(places.values()) - {gone}
-        (pid,) = (rank["pid"] for rank in world.ranks(stays).values())
+        (pid,) = (rank["pid"] for rank in world.all_ranks(stays).values())
 
         # Whoever leads is drained as well as any other; the spare's agent is asked.
         begun_s = time.monotonic()
@@ -46,7 +46,7 @@ def test_a_drained_nodes_ranks_go_to_the_spare_behind_a_proven_checkpoint() -> N
         assert done.returncode == 0, done.stdout + done.stderr + world.said()
         assert took_s < DRAIN_S and not world.ranks(gone)
         world.wait(lambda: moves(world, {stays, spare}, 2))
-        assert [rank["pid"] for rank in world.ranks(stays).values()] == [pid]
+        assert [rank["pid"] for rank in world.all_ranks(stays).values()] == [pid]
 
         # They parted behind one step: nothing is lost, and a whole checkpoint of it is there.
         text = "".join(output(nodes[number]) for number in range(3))

@@ -26,7 +26,8 @@ def steps(world: World, generation: int, count: int, behind: int) -> bool:
 
 
 def places(world: World) -> set[str]:
-    return {rank["place"] for number in world.processes for rank in world.ranks(number).values()}
+    return {rank["place"] for number in world.processes
+            for rank in world.all_ranks(number).values()}
 
 
 def test_a_pipeline_is_shorter_while_a_node_is_gone_and_no_step_is_done_twice() -> None:
@@ -44,7 +45,7 @@ def test_a_pipeline_is_shorter_while_a_node_is_gone_and_no_step_is_done_twice() 
         world.wait(lambda: steps(world, 1, 4, 5))
         assert places(world) == {f"stage {stage} of 2, pipeline {one}"
                                  for stage in (1, 2) for one in (1, 2)}
-        pids = {number: [rank["pid"] for rank in world.ranks(number).values()]
+        pids = {number: [rank["pid"] for rank in world.all_ranks(number).values()]
                 for number in range(LOST)}
 
         world.power_off(LOST)
@@ -61,7 +62,7 @@ def test_a_pipeline_is_shorter_while_a_node_is_gone_and_no_step_is_done_twice() 
         assert places(world) == {f"stage {stage} of 2, pipeline {one}"
                                  for stage in (1, 2) for one in (1, 2)}
         # All of it from memory, by the processes that were there from the beginning.
-        assert pids == {number: [rank["pid"] for rank in world.ranks(number).values()]
+        assert pids == {number: [rank["pid"] for rank in world.all_ranks(number).values()]
                         for number in range(LOST)}
         told = "".join(output(nodes[number]) for number in range(LOST + 1))
         for generation in (2, 3):

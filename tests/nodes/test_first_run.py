@@ -15,7 +15,7 @@ import pytest
 
 from .harness import Node, Nodes
 from .test_cluster_page import block
-from .worlds import CLI, LEASE_S, ROOT, World, output
+from .worlds import ANSWER_S, CLI, LEASE_S, ROOT, World, output
 
 LOOPING = str(Path(__file__).with_name("looping.py"))
 PORT = "29431"
@@ -153,9 +153,14 @@ def test_the_pages_command_trains_and_its_token_keeps_strangers_out(world: World
                page=of_the_page(world))
     world.wait(trains(world, {}))
     assert said(world)[0]["TORCHELASTIC_RUN_ID"] == "nightly"
-    stranger = world.nodes[1].run(["etcdctl", "--endpoints", f"{world.nodes[0].address}:29400",
-                                   "get", "--prefix", "/"], {"ETCDCTL_API": "3"})
-    assert "user name is empty" in stranger.stderr and not stranger.stdout, stranger
+    command = ["etcdctl", "--endpoints", f"{world.nodes[0].address}:29400", "get", "--prefix", "/"]
+
+    def refused() -> bool:
+        stranger = world.nodes[1].run(command, {"ETCDCTL_API": "3"})
+        assert not stranger.stdout, stranger
+        return "user name is empty" in stranger.stderr  # and not that no answer came in time
+
+    world.wait(refused, ANSWER_S)
     ends(world)
 
 
@@ -207,7 +212,7 @@ def test_what_the_endpoints_node_lacks_is_said_at_once(world: World) -> None:
         [sys.executable, "-c", "import socket; s = socket.socket(); kept = []; "
          f"s.bind(('', {PORT})); s.listen(); print('on', flush=True)\n"
          "while True: kept.append(s.accept())"], output="holder.out")
-    world.wait(lambda: "on" in output(world.nodes[0], "holder"), 10.0)
+    world.wait(lambda: "on" in output(world.nodes[0], "holder"))
     launch(world, 0, *C10D)
     assert world.processes[0].wait(60) == 78, world.said()
     told += output(world.nodes[0])

@@ -51,7 +51,7 @@ def test_it_holds_back_both_nodes_and_the_next_leader_and_ends_by_itself(world: 
     world.wait(lambda: len(list(world.shared.glob("*.json"))) == 2)
     leader = world.led_by()
     other = 1 - leader
-    status = world.get(1, "/api/v1/status")
+    status = world.answer(1, "/api/v1/status")
     assert status["now_wall_s"] - time.time() > OFF_S / 2, "its clock is not off"
 
     begun_s = time.monotonic()
@@ -65,7 +65,7 @@ def test_it_holds_back_both_nodes_and_the_next_leader_and_ends_by_itself(world: 
         assert least_s - 1.0 < left_s < PAUSE_S + 1.0
 
     # A rank dies: the leader, whom nobody told but the store, does nothing about it.
-    (rank,) = world.ranks(other).values()
+    (rank,) = world.all_ranks(other).values()
     os.kill(rank["pid"], signal.SIGKILL)
     world.wait(lambda: any(one["fault"] == "rank_killed" for number in (0, 1)
                            for one in world.incidents(number)), 60.0)

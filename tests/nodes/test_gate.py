@@ -102,7 +102,7 @@ def test_a_check_that_fails_on_every_node_refuses_none_and_one_message_says_so(
     assert told["fault"] == "check_failed" and told["run"] == "job", told
     assert "no node is refused: devices on 3 of 3 nodes (n0, n1, n2)" in told["reason"]
     for number in range(3):  # each of them did fail
-        failed = {one["check"]: one for one in fleet.get(number, "/api/v1/checks")["checks"]}
+        failed = {one["check"]: one for one in fleet.answer(number, "/api/v1/checks")["checks"]}
         assert failed["devices"]["status"] == "critical" and failed["devices"]["confirmed"]
     (fleet.shared / "end").write_text("")
     assert [fleet.processes[number].wait(60) for number in range(3)] == [0, 0, 0], fleet.said()

@@ -28,7 +28,7 @@ def test_no_second_of_two_nodes_is_lost_or_there_twice() -> None:
         asks = [partial(world.get, number, "/api/v1/ledger") for number in NODES]
         begin = [ledgers.read(ask, world.name) for ask in asks]
 
-        (rank,) = world.ranks(1).values()
+        (rank,) = world.all_ranks(1).values()
         os.kill(rank["pid"], signal.SIGKILL)
         world.wait(lambda: all(world.generation(number) >= 2 for number in NODES))
         step = world.step(0)

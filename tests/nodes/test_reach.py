@@ -40,7 +40,7 @@ def test_a_suspect_elsewhere_is_looked_at_and_every_agent_tells_of_it(world: Wor
     leader = world.led_by()  # one of the two or the spare, as it came
     rank, there = next((r, n) for r, n in sorted(places.items()) if n != leader)
     (third,) = {0, 1, 2} - {leader, there}
-    os.kill(world.ranks(there)[rank]["pid"], signal.SIGSTOP)
+    os.kill(world.all_ranks(there)[rank]["pid"], signal.SIGSTOP)
 
     # The leader sees it in beats, has that node's agent look at the rank, and tells of both.  Where
     # the rank was suspected before it was stopped, it stands where it was seen then.

@@ -97,7 +97,7 @@ def test_a_run_over_two_neighbouring_releases_goes_on_whoever_of_them_leads(node
         leader = world.led_by()
         led.append(leader)
         places = {number: rank for rank, number in world.all_places(generation - 1, 2).items()}
-        victim = world.ranks(1 - leader)[places[1 - leader]]["pid"]
+        victim = world.all_ranks(1 - leader)[places[1 - leader]]["pid"]
         os.kill(victim, signal.SIGKILL)
         world.wait(lambda g=generation: [world.generation(n) for n in range(2)] == [g, g])
         step = world.step(leader)
@@ -111,7 +111,8 @@ def test_a_run_over_two_neighbouring_releases_goes_on_whoever_of_them_leads(node
             os.kill(agent, signal.SIGCONT)
             world.wait(lambda: len(world.places(2)) == 2)
     assert sorted(led) == [0, 1], world.said()
-    assert "protocol" not in world.said() and world.get(0, "/api/v1/status")["refused_nodes"] == {}
+    answer = world.answer(0, "/api/v1/status")
+    assert "protocol" not in world.said() and answer["refused_nodes"] == {}
 
 
 def test_a_release_that_is_no_neighbour_is_refused_by_name_and_nothing_is_done(
@@ -125,7 +126,8 @@ def test_a_release_that_is_no_neighbour_is_refused_by_name_and_nothing_is_done(
     for number in range(2):
         world.launch(number, *flags)
     world.wait(lambda: len(world.places(1)) == 2, 60.0)
-    pids = {rank: world.ranks(number)[rank]["pid"] for rank, number in world.places(1).items()}
+    pids = {rank: world.all_ranks(number)[rank]["pid"]
+            for rank, number in world.all_places(1, 2).items()}
     documents = world.documents()
 
     world.launch(2, *flags)
@@ -141,8 +143,8 @@ def test_a_release_that_is_no_neighbour_is_refused_by_name_and_nothing_is_done(
     # Nobody did anything to anybody: the same ranks, the same plan, nothing said of the node.
     begun_s = time.monotonic()
     world.wait(lambda: time.monotonic() - begun_s > 3 * LEASE_S)  # what would be done is done then
-    assert {rank: world.ranks(number)[rank]["pid"]
-            for rank, number in world.places(1).items()} == pids
+    assert {rank: world.all_ranks(number)[rank]["pid"]
+            for rank, number in world.all_places(1, 2).items()} == pids
     assert world.documents() == documents
     assert not [one for number in range(2) for one in world.own_incidents(number)], world.said()
     (world.shared / "end").write_text("")

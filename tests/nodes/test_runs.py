@@ -97,7 +97,7 @@ def test_no_two_generations_of_a_script_compute_at_once(world: World) -> None:
     (spare,) = {0, 1, 2} - set(places.values())
     leader = world.led_by()
     cut = next(number for number in places.values() if number != leader)
-    (pid,) = (seen["pid"] for seen in world.ranks(cut).values())
+    (pid,) = (seen["pid"] for seen in world.all_ranks(cut).values())
     for other in {0, 1, 2} - {cut}:
         world.nodes.partition(cut, other)
     begun_s = time.monotonic()
@@ -140,14 +140,14 @@ def test_a_trainer_outlives_a_rank_a_frozen_leader_and_a_node(world: World) -> N
     world.wait(lambda: max(world.step(number) for number in range(4)) >= 3)
     places = world.all_places(1, 3)
     assert sorted(places) == [0, 1, 2]
-    pids = {rank: world.ranks(number)[rank]["pid"] for rank, number in places.items()}
+    pids = {rank: world.all_ranks(number)[rank]["pid"] for rank, number in places.items()}
 
     # A rank is killed: the others keep their processes.
     os.kill(pids[1], signal.SIGKILL)
     world.wait(lambda: world.generation(places[0]) == 2)
     step = world.step(places[0])
     world.wait(lambda: world.step(places[0]) > step + 2)
-    now = {rank: world.ranks(number)[rank]["pid"] for rank, number in places.items()}
+    now = {rank: world.all_ranks(number)[rank]["pid"] for rank, number in places.items()}
     assert now[0] == pids[0] and now[2] == pids[2] and now[1] != pids[1]
 
     # The leader's agent stands still: another leads, and he is fenced when he wakes up.
@@ -207,9 +207,8 @@ def test_two_runs_whose_private_agents_share_nodes_speak_to_their_own(world: Wor
 
     def address(number: int) -> dict[str, Any]:
         node = world.nodes[number]
-        asked = json.loads(node.run(
-            ["etcdctl", "--endpoints", world.endpoints, "get", "-w", "json",
-             f"/holdfast/main/address/{node.name}"], {"ETCDCTL_API": "3"}).stdout)
+        asked = json.loads(world.etcdctl(number, world.endpoints, "get", "-w", "json",
+                                         f"/holdfast/main/address/{node.name}"))
         (row,) = asked.get("kvs") or [{}]
         return {"version": row.get("version"),
                 **json.loads(base64.b64decode(row.get("value", "")) or b"{}")}
@@ -221,7 +220,7 @@ def test_two_runs_whose_private_agents_share_nodes_speak_to_their_own(world: Wor
         world.wait(lambda number=number: set(address(number).get("runs", ())) == {"job", "other"})
     before = [address(number) for number in range(2)]
     pids = {run.name: {rank: seen["pid"] for number in range(2)
-                       for rank, seen in run.ranks(number).items()} for run in runs}
+                       for rank, seen in run.all_ranks(number).items()} for run in runs}
 
     # What happens to one run is heard of by its own agents, and not by the other's.
     os.kill(pids["job"][1], signal.SIGKILL)

@@ -57,7 +57,7 @@ def test_a_run_over_a_slow_etcd_begins_trains_and_gets_a_killed_rank_back() -> N
         assert float(took_s[1]) >= 1.0, world.said()
 
         # It trains on over several leases' renewals, and no store is lost in between.
-        before, pids = world.step(0), {n: world.ranks(n)[n]["pid"] for n in range(2)}
+        before, pids = world.step(0), {n: world.all_ranks(n)[n]["pid"] for n in range(2)}
         world.wait(lambda: world.step(0) > before + 20)
         assert [world.generation(number) for number in range(2)] == [1, 1], world.said()
 
@@ -66,7 +66,7 @@ def test_a_run_over_a_slow_etcd_begins_trains_and_gets_a_killed_rank_back() -> N
         world.wait(lambda: world.generation(0) == world.generation(1) == 2)
         step = world.step(0)
         world.wait(lambda: min(world.step(number) for number in range(2)) > step + 2)
-        assert world.ranks(0)[0]["pid"] == pids[0], world.said()
+        assert world.all_ranks(0)[0]["pid"] == pids[0], world.said()
         told = "".join(output(world.nodes[number]) for number in range(2))
         assert "planned generation 2 from the survivors' memory" in told, world.said()
 

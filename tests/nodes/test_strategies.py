@@ -62,9 +62,9 @@ def test_a_lost_rank_and_a_lost_node_leave_no_trace(strategy: str) -> None:
         places = world.all_places(1, 4)
         (spare,) = set(range(NODES)) - set(places.values())
         living = [number for number in range(NODES) if number != places[3]]
-        os.kill(world.ranks(places[0])[0]["pid"], signal.SIGKILL)
+        os.kill(world.all_ranks(places[0])[0]["pid"], signal.SIGKILL)
         assert world.wait(lambda: redone(world, living)) == ["0"], world.said()
-        assert world.ranks(places[3])[3]["place"] == case.place
+        assert world.all_ranks(places[3])[3]["place"] == case.place
         world.power_off(places[3])
         world.wait(lambda: 3 in world.ranks(spare))
         assert world.wait(lambda: len(found := redone(world, living)) > 1 and found) == ["0", "0"]

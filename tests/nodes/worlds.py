@@ -121,6 +121,12 @@ class World:
         except (OSError, Failure):
             return None
 
+    def answer(self, number: int, route: str) -> Any:
+        """The same, as soon as it does: it may be too busy for one question."""
+        (found,) = self.wait(lambda: [one for one in [self.get(number, route)] if one is not None],
+                             ANSWER_S)
+        return found
+
     def status(self, number: int) -> dict[str, Any]:
         runs = (self.get(number, "/api/v1/status") or {}).get("runs")
         return dict(runs[0]) if runs else {}
@@ -137,6 +143,11 @@ class World:
         """The ranks on one node."""
         return {rank["rank"]: rank for rank in self.status(number).get("ranks", ())
                 if rank["state"] != "ended"}
+
+    def all_ranks(self, number: int) -> dict[int, dict[str, Any]]:
+        """The same, once its agent tells of some."""
+        found: dict[int, dict[str, Any]] = self.wait(lambda: self.ranks(number))
+        return found
 
     def all_places(self, generation: int, world: int) -> dict[int, int]:
         """`places` once every rank is heard of: an agent may be too busy to answer one question."""
@@ -158,12 +169,16 @@ class World:
     def leader(self) -> int:
         """Whose lease it is, by the store; -1 for nobody's, and never because it was late."""
         asked = next(number for number in self.members if self.etcd[number].poll() is None)
-        words = ["etcdctl", "--endpoints", f"{self.nodes[asked].address}:2379", "get",
-                 f"/holdfast/main/lease/{self.name}"]
-        done = self.wait(lambda: (one := self.nodes[asked].run(words, {"ETCDCTL_API": "3"}))
+        said = self.etcdctl(asked, f"{self.nodes[asked].address}:2379", "get",
+                            f"/holdfast/main/lease/{self.name}")
+        return next((node.number for node in self.nodes if f'"node":"{node.name}"' in said), -1)
+
+    def etcdctl(self, number: int, endpoints: str, *words: str) -> str:
+        """What the store answers a node, as soon as it does."""
+        command = ["etcdctl", "--endpoints", endpoints, *words]
+        done = self.wait(lambda: (one := self.nodes[number].run(command, {"ETCDCTL_API": "3"}))
                          and not one.returncode and one, ANSWER_S)
-        return next((node.number for node in self.nodes
-                     if f'"node":"{node.name}"' in done.stdout), -1)
+        return str(done.stdout)
 
     def led_by(self) -> int:
         """`leader`, once there is one."""
@@ -174,9 +189,8 @@ class World:
         """The plans and what is written of nodes, as the store has them."""
         found = {}
         for kind in ("run", "node"):
-            rows = self.nodes[self.members[0]].run(
-                ["etcdctl", "--endpoints", self.endpoints, "get", "--prefix",
-                 f"/holdfast/main/{kind}/"], {"ETCDCTL_API": "3"}).stdout.splitlines()
+            rows = self.etcdctl(self.members[0], self.endpoints, "get", "--prefix",
+                                f"/holdfast/main/{kind}/").splitlines()
             found |= dict(zip(rows[::2], rows[1::2], strict=True))
         return found
 
