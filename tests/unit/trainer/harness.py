@@ -21,12 +21,14 @@ from multiprocessing.connection import wait
 from pathlib import Path
 
 import torch.distributed as dist
+from waiting import wait_for
 
 from holdfast.agent.core.model import Parked
 from holdfast.agent.core.run.plan import is_whole
 from holdfast.trainer.checkpoint import format as files
 from holdfast.trainer.standalone import Assignment
 
+LIMIT_S = 180.0  # only ends a run that hangs
 PRELOAD = ["torch._dynamo", "torch.distributed", "holdfast.trainer.loop",
            "holdfast.trainer.example.data", "holdfast.trainer.example.model"]
 
@@ -59,6 +61,7 @@ class FakeElastic:
         self.assignments, self.left, self.cut = queue.Queue(), 0, None
         self.lock, self.step, self.now, self.stop = threading.Lock(), 0, None, 0
         self.parting = (0, False)  # behind this step, and whether with a checkpoint
+        self.told = threading.Event()  # to stop, or to park
         self.half = 0
         threading.Thread(target=self._listen, daemon=True).start()
 
@@ -78,8 +81,10 @@ class FakeElastic:
                 self._wake()
             elif kind == "stop":
                 self.stop = value
+                self.told.set()
             elif kind == "park":
                 self.parting = value
+                self.told.set()
 
     def _wake(self):
         """Again and again until the rank has left: it may be just about to connect."""
@@ -126,6 +131,10 @@ class FakeElastic:
             os.kill(os.getpid(), signal.SIGSTOP)
         elif fault == "late":
             time.sleep(0.5)
+        elif fault == "untold":  # goes on once the order is there, which travels through a pipe
+            assert self.told.wait(LIMIT_S)
+        elif fault:  # a file that the test makes
+            wait_for(Path(fault).exists, LIMIT_S)
 
     def phase(self, name):
         if os.environ.get("HARNESS_PHASES"):
@@ -294,7 +303,7 @@ class Launcher:
                 node=self.nodes[min(self.generation, len(self.nodes)) - 1][rank : rank + 1],
             )))
 
-    def run(self, resume=("fresh", 0, 0, ""), timeout_s=60.0):
+    def run(self, resume=("fresh", 0, 0, ""), timeout_s=LIMIT_S):
         deadline = time.monotonic() + timeout_s
         try:
             self.plan(*resume)

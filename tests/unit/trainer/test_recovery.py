@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from harness import Launcher, Lost, read_shards
+from harness import LIMIT_S, Launcher, Lost, read_shards
 from waiting import wait_for
 
 from holdfast.trainer.checkpoint import format as files
@@ -22,6 +22,8 @@ from holdfast.trainer.config import load
 from holdfast.trainer.group import Group
 
 STEPS = 12
+# Two ranks that get no further than step 4 before they are told to stop or to park.
+UNTOLD = {(1, rank, 4, "data"): "untold" for rank in (0, 1)}
 
 
 def config(tmp, world, *more):
@@ -86,17 +88,20 @@ def test_a_peer_lost_at_any_seam_of_the_joining(tmp_path, place):
 def test_a_peer_lost_that_others_wait_for_to_connect(tmp_path):
     """Its address is in the store, and whom of two it is to call waits for that: which of them
     calls, gloo decides by chance, so that there are several, twice."""
-    late = {(generation, rank, 4, "mesh"): "late" for generation in (2, 3) for rank in (1, 2, 3)}
+    stopped = {generation: tmp_path / f"stopped-{generation}" for generation in (2, 3)}
+    late = {(generation, rank, 4, "mesh"): str(file)
+            for generation, file in stopped.items() for rank in (1, 2, 3)}
     launcher = Launcher(config(tmp_path, 4), 4, tmp_path,
                         {(1, 1, 4, "forward_backward"): "kill", **late}, standby=1)
 
     def lose_the_first():
-        for generation in (2, 3):
+        for generation, file in stopped.items():
             wait_for(lambda generation=generation: launcher.generation == generation
-                     and launcher.addresses(0))
+                     and launcher.addresses(0), LIMIT_S)
             victim = launcher.ranks[0][0].pid
             os.kill(victim, signal.SIGSTOP)
-            wait_for(lambda: launcher.addresses(1, 2, 3))
+            file.touch()  # the others have waited for that
+            wait_for(lambda: launcher.addresses(1, 2, 3), LIMIT_S)
             time.sleep(0.2)  # what is tested is when the kill comes
             os.kill(victim, signal.SIGKILL)
 
@@ -270,7 +275,7 @@ def test_ranks_that_are_asked_to_park_do_so_behind_one_step_with_a_proven_checkp
                 self.parted.append((message[1:4], self.verified))
 
     launcher = Parting(config(tmp_path, 2, "steps=12", "checkpoint.every=5000",
-                              "model_options.width=700"), 2, tmp_path)
+                              "model_options.width=700"), 2, tmp_path, UNTOLD)
     results = launcher.run()
     (step,) = {parked[0] for parked, _ in launcher.parted}
     assert 6 <= step < 12 and len(launcher.parted) == 2
@@ -290,7 +295,8 @@ def test_nobody_parks_before_all_have_ended_the_step(tmp_path):
                     pipe.send(("park", (8, False)))
 
     late = {(1, 1, step, "optimizer"): "late" for step in range(3, 9)}
-    launcher = Parting(config(tmp_path, 2, "steps=12", "checkpoint.every=0"), 2, tmp_path, late)
+    launcher = Parting(config(tmp_path, 2, "steps=12", "checkpoint.every=0"), 2, tmp_path,
+                       {**late, **UNTOLD})
     launcher.run()
     said = [event[1:4] for event in launcher.events if event[2] in ("step", "parked")]
     first = next(at for at, event in enumerate(said) if event[1] == "parked")
@@ -307,9 +313,8 @@ def test_stop_is_at_the_same_step_and_leaves_a_checkpoint(tmp_path):
                 for _, pipe, _ in self.ranks.values():
                     pipe.send(("stop", 6))
 
-    # Slow steps: in this stand-in the order travels through a pipe.
     launcher = Stopping(config(tmp_path, 2, "steps=10000", "checkpoint.every=5000",
-                               "model_options.width=700"), 2, tmp_path)
+                               "model_options.width=700"), 2, tmp_path, UNTOLD)
     launcher.stopped = False
     results = launcher.run()
     (step,) = {r.step for r in results.values()}
