@@ -541,7 +541,7 @@ def test_prometheus_takes_the_rules_and_the_samples(tmp_path: Path) -> None:
 
     def check(kind: str, path: Path) -> subprocess.CompletedProcess[str]:
         return subprocess.run([tool, "check", kind, str(path)], capture_output=True, text=True,
-                              timeout=30, check=False)
+                              timeout=120, check=False)
 
     file.write_text(rendered())
     good = check("rules", file)
@@ -561,5 +561,5 @@ def test_alertmanager_takes_its_sample(tmp_path: Path) -> None:
     file = tmp_path / "alertmanager.yml"
     file.write_text(files.text("alertmanager.yml"))
     done = subprocess.run([tool, "check-config", str(file)], capture_output=True, text=True,
-                          timeout=30, check=False)
+                          timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

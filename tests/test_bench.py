@@ -100,7 +100,7 @@ def test_a_suspicion_is_waited_for_and_must_be_taken_back(
     monkeypatch.setattr(false_acts, "PageWatch", lambda pid: pages)
     monkeypatch.setattr(common, "incidents", incidents)
     monkeypatch.setattr(false_acts, "ASK_S", 0.0)
-    monkeypatch.setattr(false_acts, "SETTLE_S", 0.5)
+    monkeypatch.setattr(false_acts, "SETTLE_S", 30.0 if good else 0.5)
     process = SimpleNamespace(pid=1, poll=lambda: None)
     row = false_acts.watch(common.Place(tmp_path, {}), process, 0.0001)
     assert row["suspicions"] == 1 and row["acts"] == 0

@@ -121,7 +121,7 @@ def test_the_cache_of_a_job_that_comes_later_is_looked_at_with_the_next_reading(
         nonlocal caches
         others = [one.name for one in ALL if one is not CompileCacheCollector]
         config = load(None, {
-            "agent.slow_s": (0.5, "t"), "collectors.deadline_s": (0.5, "t"),
+            "agent.slow_s": (2.0, "t"), "collectors.deadline_s": (2.0, "t"),
             "agent.tick_s": (0.05, "t"), "agent.fast_s": (0.1, "t"),
             "collectors.sys": (str(tmp_path), "t"), "collectors.disable": (others, "t")}).config
         runner = Runner(config, lambda part, error: None, lambda: caches)

@@ -173,7 +173,7 @@ def test_a_killed_member_loses_nothing_that_was_acknowledged(tmp_path, three):
             await until(lambda: all(body_of(one, "run/log") == body_of(stores[2], "run/log")
                                     for one in stores))
 
-    asyncio.run(asyncio.wait_for(scenario(), 60.0))
+    asyncio.run(asyncio.wait_for(scenario(), 180.0))
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -226,7 +226,7 @@ def test_a_frozen_member_holds_nobody_up_for_long(tmp_path, three, leader):
                 victim.signal(signal.SIGCONT)
             await until(lambda: all(one.view().up for one in stores))
 
-    asyncio.run(asyncio.wait_for(scenario(), 60.0))
+    asyncio.run(asyncio.wait_for(scenario(), 180.0))
 
 
 def test_a_watch_goes_on_where_what_it_missed_was_compacted(tmp_path, three):
@@ -256,7 +256,7 @@ def test_a_watch_goes_on_where_what_it_missed_was_compacted(tmp_path, three):
             await until(lambda: body_of(reader, "run/r4") == b"and on")
         await writer.close()
 
-    asyncio.run(asyncio.wait_for(scenario(), 60.0))
+    asyncio.run(asyncio.wait_for(scenario(), 180.0))
 
 
 def test_without_a_majority_it_says_so_and_goes_on_when_it_is_back(tmp_path, three):
@@ -281,7 +281,7 @@ def test_without_a_majority_it_says_so_and_goes_on_when_it_is_back(tmp_path, thr
             version = version_of(store, "run/m")
             assert await store.put(StoreWrite("run/m", version, b"on")) == version + 1
 
-    asyncio.run(asyncio.wait_for(scenario(), 60.0))
+    asyncio.run(asyncio.wait_for(scenario(), 180.0))
 
 
 @pytest.mark.parametrize("members", [3, 1])
@@ -322,7 +322,7 @@ def test_an_etcd_that_is_slow_as_a_whole_is_used_and_loses_nothing(tmp_path, mem
             await store.close()
 
     with etcd(tmp_path / "etcd", members) as cluster, slowed(cluster, tmp_path, 1.8, 2.0) as slow:
-        asyncio.run(asyncio.wait_for(scenario(slow), 120.0))
+        asyncio.run(asyncio.wait_for(scenario(slow), 180.0))
 
 
 def test_nodes_that_find_a_store_empty_at_once_all_join_the_cluster_that_one_made(tmp_path):
@@ -335,7 +335,7 @@ def test_nodes_that_find_a_store_empty_at_once_all_join_the_cluster_that_one_mad
             await store.close()
 
     with etcd(tmp_path / "etcd", 1) as cluster, slowed(cluster, tmp_path, 0.3, 0.3) as slow:
-        asyncio.run(asyncio.wait_for(scenario(slow), 60.0))
+        asyncio.run(asyncio.wait_for(scenario(slow), 180.0))
 
 
 def test_an_etcd_that_came_back_empty_or_is_anothers_is_refused(tmp_path):
@@ -362,7 +362,7 @@ def test_an_etcd_that_came_back_empty_or_is_anothers_is_refused(tmp_path):
         await new.close()
 
     with etcd(tmp_path / "etcd", 1) as cluster:
-        asyncio.run(asyncio.wait_for(scenario(cluster), 60.0))
+        asyncio.run(asyncio.wait_for(scenario(cluster), 180.0))
 
 
 def test_a_store_that_was_restored_to_an_older_state_is_believed(tmp_path):
@@ -395,7 +395,7 @@ def test_a_store_that_was_restored_to_an_older_state_is_believed(tmp_path):
             await idle.close()
 
     with etcd(tmp_path / "etcd", 1) as cluster:
-        asyncio.run(asyncio.wait_for(scenario(cluster), 60.0))
+        asyncio.run(asyncio.wait_for(scenario(cluster), 180.0))
 
 
 def test_an_etcd_without_space_is_said_and_used_again_once_it_has_some(tmp_path):
@@ -423,7 +423,7 @@ def test_an_etcd_without_space_is_said_and_used_again_once_it_has_some(tmp_path)
             assert await store.put(StoreWrite("run/m", kept, b"small")) == kept + 1
 
     with etcd(tmp_path / "etcd", 1, ("--quota-backend-bytes", "8000000")) as cluster:
-        asyncio.run(asyncio.wait_for(scenario(cluster), 60.0))
+        asyncio.run(asyncio.wait_for(scenario(cluster), 180.0))
 
 
 def test_a_node_name_is_one_agents_alone(tmp_path):
@@ -453,7 +453,7 @@ def test_a_node_name_is_one_agents_alone(tmp_path):
 
     (tmp_path / "elsewhere").mkdir()
     with etcd(tmp_path / "etcd", 1) as cluster:
-        asyncio.run(asyncio.wait_for(scenario(cluster), 60.0))
+        asyncio.run(asyncio.wait_for(scenario(cluster), 180.0))
 
 
 def test_ended_runs_go_when_there_are_too_many(tmp_path, monkeypatch):
@@ -478,7 +478,7 @@ def test_ended_runs_go_when_there_are_too_many(tmp_path, monkeypatch):
             await reader.close()
 
     with etcd(tmp_path / "etcd", 1) as cluster:
-        asyncio.run(asyncio.wait_for(scenario(cluster), 60.0))
+        asyncio.run(asyncio.wait_for(scenario(cluster), 180.0))
 
 
 def test_a_store_that_changed_between_two_questions_takes_no_write(tmp_path):
@@ -500,7 +500,7 @@ def test_a_store_that_changed_between_two_questions_takes_no_write(tmp_path):
         await store.close()
 
     with etcd(tmp_path / "etcd", 1) as cluster:
-        asyncio.run(asyncio.wait_for(scenario(cluster), 60.0))
+        asyncio.run(asyncio.wait_for(scenario(cluster), 180.0))
 
 
 def test_a_look_at_a_store_that_nobody_changes_reads_one_key_and_finds_what_a_watch_missed(
@@ -543,4 +543,4 @@ def test_a_look_at_a_store_that_nobody_changes_reads_one_key_and_finds_what_a_wa
         await other.close()
 
     with etcd(tmp_path / "etcd", 1) as cluster:
-        asyncio.run(asyncio.wait_for(scenario(cluster), 60.0))
+        asyncio.run(asyncio.wait_for(scenario(cluster), 180.0))

@@ -77,7 +77,7 @@ def runner(request, directory: Path):
     def run(scenario) -> None:
         async def whole() -> None:
             try:
-                await asyncio.wait_for(scenario(found), 30.0)
+                await asyncio.wait_for(scenario(found), 120.0)
             finally:
                 for store in found.opened:
                     closing = store.close()
