@@ -6,7 +6,7 @@ import os
 
 from .harness import Nodes
 from .test_jobs import LOOPING, Cluster
-from .worlds import CLI, ROOT
+from .worlds import ANSWER_S, CLI, ROOT
 
 ADDRESS = "0000:1b:00.0"
 LIMIT_S = "3"  # of the run that waits for nobody longer
@@ -87,7 +87,8 @@ def test_a_gpu_is_one_runs_and_the_others_take_another_node_leave_or_wait() -> N
         for number, holder in ((0, "first"), (1, "second")):
             assert cluster.jobs["third", number].wait(END_S) == 75, cluster.said()
             assert cluster.refused("third", number, holder), cluster.said()
-        assert cluster.placed("first") == {"n0": 1} and cluster.placed("second") == {"n1": 1}
+        cluster.wait(lambda: cluster.placed("first") == {"n0": 1}
+                     and cluster.placed("second") == {"n1": 1}, ANSWER_S)
 
         # Who waits has the GPU once the run that had it has ended.
         cluster.wait(lambda: cluster.refused("fourth", 0, "first"))

@@ -46,9 +46,8 @@ def ends(world: World, folder: Path, numbers: list[int]) -> None:
 
 def reports(world: World) -> list[dict[str, Any]]:
     """What the leaders wrote into the store, the oldest first."""
-    rows = world.nodes[STORE].run(
-        ["etcdctl", "--endpoints", world.endpoints, "get", "--prefix", "--print-value-only",
-         "/holdfast/main/tested/"], {"ETCDCTL_API": "3"}).stdout.splitlines()
+    rows = world.etcdctl(STORE, world.endpoints, "get", "--prefix", "--print-value-only",
+                         "/holdfast/main/tested/").splitlines()
     return sorted((one for row in rows if row for one in json.loads(row)),
                   key=lambda one: one["wall_s"])
 

@@ -35,6 +35,6 @@ def test_a_link_that_becomes_slow_is_a_ticket_until_it_is_mended() -> None:
         found = re.search(r"take ([0-9.]+) times as long as in its first \d+ steps since \d\d:\d\d",
                           ticket["reason"])
         assert found and float(found[1]) > 1.5, ticket
-        assert world.generation(0) == 1  # and nothing is done about it
+        assert world.wait(lambda: world.generation(0)) == 1  # and nothing is done about it
         nodes.heal()
         world.wait(lambda: {one["state"] for one in tickets(world)} == {"closed"}, 60.0)

@@ -59,7 +59,8 @@ def test_a_run_over_a_slow_etcd_begins_trains_and_gets_a_killed_rank_back() -> N
         # It trains on over several leases' renewals, and no store is lost in between.
         before, pids = world.step(0), {n: world.all_ranks(n)[n]["pid"] for n in range(2)}
         world.wait(lambda: world.step(0) > before + 20)
-        assert [world.generation(number) for number in range(2)] == [1, 1], world.said()
+        assert [world.wait(lambda number=number: world.generation(number))
+                for number in range(2)] == [1, 1], world.said()
 
         # A killed rank comes back by a plan that the slow store has to take; the other one stays.
         os.kill(pids[1], signal.SIGKILL)
