@@ -31,7 +31,7 @@ def start(tree, troubles):
 
 async def stop(runner, task) -> None:
     task.cancel()
-    await asyncio.wait([task], timeout=5.0)
+    await asyncio.wait([task], timeout=30.0)
     runner.close()
 
 

@@ -161,7 +161,7 @@ def test_without_library_or_driver_there_is_no_data(node, tmp_path):
 
 async def stop(task) -> None:
     task.cancel()
-    await asyncio.wait([task], timeout=5.0)
+    await asyncio.wait([task], timeout=30.0)
 
 
 def start(node, troubles=None, deadline_s=0.2):
@@ -194,14 +194,15 @@ def test_a_hung_call_is_killed_and_the_next_reading_starts_anew(node):
             late_s = time.monotonic() - begin_s - 0.01
             loop_lag = max(loop_lag, late_s)
         assert f"no answer within {HUNG_S:g} s" in runner.health()[0].error
-        assert not alive(pid) and not runner.samples() and runner.last("nvidia")
+        assert not runner.samples() and runner.last("nvidia")
+        await until(lambda: not alive(pid))
         assert loop_lag < 0.7 * HUNG_S, "the loop waited for the call"
         node.becomes("healthy")
         await until(lambda: runner.samples())
         assert runner._entries[0].helper.pid not in (0, pid) and not runner.stuck_children()
         last = runner._entries[0].helper.pid
         await stop(task)
-        assert not alive(last)
+        await until(lambda: not alive(last))
 
     asyncio.run(scenario())
     assert any("no answer" in one for one in troubles)
