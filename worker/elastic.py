@@ -44,6 +44,9 @@ class Assignment(NamedTuple):
     resume_path: str
     history: Tuple[Tuple[int, int], ...]
     node: str
+    # Of the node in the network, by the plan: (rack, r7).  None = the plan has none of any node, or
+    # the agent is of the release before.
+    labels: Optional[Tuple[Tuple[str, str], ...]] = None
 
 
 class Parting(NamedTuple):
@@ -123,10 +126,12 @@ class Worker:
         resume = packet["resume"]
         place = {name: packet[name] for name in (
             "run", "generation", "rank", "local_rank", "world", "store_host", "store_port", "node")}
+        labels = packet.get("labels")
         assignment = Assignment(
             **place, resume_kind=resume["kind"], resume_step=resume.get("step", 0),
             resume_generation=resume.get("generation", 0), resume_path=resume.get("path", ""),
-            history=tuple((g, s) for g, s in packet.get("history", ())))
+            history=tuple((g, s) for g, s in packet.get("history", ())),
+            labels=None if labels is None else tuple((name, text) for name, text in labels))
         with self.lock:
             self.snapshot_fds = fds
             self.place_environ = dict(packet.get("environ") or {})

@@ -6,7 +6,7 @@ Owns the types that go out to launchers, the store and the node's root unit.
 from __future__ import annotations
 
 from .concluded import Answer, Incident, Request, Verdict
-from .observed import Beat
+from .observed import Beat, Labels
 from .plan import Plan, Resume
 from .time import Value
 
@@ -58,6 +58,7 @@ class Start(Value, frozen=True, tag="start"):
     reason: str
     permit_s: float = 0.0  # 0 = no end
     history: tuple[tuple[int, int], ...] = ()
+    labels: Labels | None = None  # of this node, by the plan; None = the plan has none at all
 
 
 class Stop(Value, frozen=True, tag="stop"):
