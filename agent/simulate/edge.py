@@ -51,6 +51,7 @@ from .store import VirtualStore
 decode_plan = msgspec.json.Decoder(Plan).decode
 COMMIT_S = 0.006  # of a record to the disk, at most
 LEAST_GAP_S = 0.01  # at most one step in 10 ms
+NOTHING_READ = Readings()  # the very same, as between two looks of a collector
 SILENT_S = 0.6  # without a word, nor an answer of its kernel: a node is not reached
 
 
@@ -189,7 +190,7 @@ class Edge:
 
     def _samples(self) -> Readings:
         if self.mount_dead_s is None:
-            return Readings()
+            return NOTHING_READ
         waits_s = self.loop.now_s - self.mount_dead_s
         return readings_of((("host_mount_waiting_seconds", "mount=/data,fstype=nfs4", waits_s,
                              self.machine.boot_s()),))

@@ -21,6 +21,7 @@ from ..model import (
     Verdict,
     node_subject,
 )
+from ..run.layout import Member
 from ..run.operator import OperatorRequest
 from ..run.state import RunState
 from .ranks.ended import Cause
@@ -91,6 +92,7 @@ class RanksView(NamedTuple):
     of_kernel: list[tuple[int, Cause]]  # (pid, cause) of what the kernel said of processes
     request: OperatorRequest | None
     alerts: tuple[Cause, ...]  # what alerts from outside ask for
+    nodes: tuple[Member, ...]  # of the run and of that plan
 
 
 class Look(NamedTuple):

@@ -90,7 +90,8 @@ class Exclusions:
         faults = faults_of(ctx)
         fleet = len(fleet_nodes(self.name, ctx))
         tripped: dict[str, str] = {}
-        for beat in sorted(ctx.observed.beats, key=lambda b: (b.node, b.run)):
+        sick = [beat for beat in ctx.observed.beats if beat.fatal]
+        for beat in sorted(sick, key=lambda b: (b.node, b.run)):
             if beat.run not in runs or not self._should_exclude(beat, ctx):
                 continue
             is_open, why = breaker.is_open(faults, beat.fatal, fleet, ctx.settings)

@@ -380,9 +380,7 @@ class RunCase:
         """Names a node that came, or came back: only a named node may follow a lost leader."""
         if plan is not self.state.document.plan or plan.finished >= 0:
             return
-        nodes = members.members(
-            ctx.view, plan, ctx.observed.beats, ctx.observed.store, ctx.now, ctx.settings,
-            ctx.since_boot_s)
+        nodes = ctx.nodes(plan)
         named = {*plan.members, *plan.spares}
         new = [m.node for m in nodes if m.is_fit and not m.draining and m.node not in named]
         if new:
@@ -437,9 +435,7 @@ class RunCase:
         view = ctx.view
         if ctx.settings.single_node:
             return False
-        nodes = members.members(view, plan, ctx.observed.beats, ctx.observed.store, ctx.now,
-                                ctx.settings, ctx.since_boot_s)
-        return sum(one.is_fit for one in nodes) < view.nnodes_min
+        return sum(one.is_fit for one in ctx.nodes(plan)) < view.nnodes_min
 
 
 def _shown(

@@ -65,6 +65,8 @@ class PeerGate:
     def names_hurt(self, ctx: Context) -> dict[str, str]:
         """Who leads writes down who is hurt, once each, and what else was found; node -> why."""
         known = tests_in_force(ctx, ctx.view.generation > 0) if self._counts(ctx) else []
+        if not known and not self.state.peers.named:
+            return {}
         found, _ = node_tests.left_out(known, ctx.settings)
         own = {one.node for one in self.document.nodes(ctx, self.document.current(ctx))}
         hurt = {node: one for node, one in found.items() if node in own}  # of this run

@@ -34,6 +34,8 @@ from ..model import (
     Verdict,
 )
 from ..series.wait_history import History
+from . import members
+from .layout import Member
 from .policy import Beyond, Grant, nothing_beyond
 
 NOTHING = "nothing to plan"  # the reason of a step that had none
@@ -272,6 +274,15 @@ class Context(msgspec.Struct):
     opened: tuple[Incident, ...] = ()  # of this node, of whatever run
     climbed: list[tuple[Cause, str, str]] = []  # what this run asks for there, and why
     answers: list[Answer] = []  # to the alerts about this run
+    listed: tuple[Plan | None, tuple[Member, ...]] | None = None  # the plan asked about last
+
+    def nodes(self, plan: Plan | None) -> tuple[Member, ...]:
+        """Every node of the run and of this plan, as this step sees it."""
+        if self.listed is None or self.listed[0] is not plan:
+            self.listed = plan, members.members(
+                self.view, plan, self.observed.beats, self.observed.store, self.now, self.settings,
+                self.since_boot_s)
+        return self.listed[1]
 
     def wake(self, seconds: float) -> None:
         """Step again no later than this."""

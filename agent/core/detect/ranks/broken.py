@@ -33,9 +33,7 @@ class Members(RunDetector):
 
     def look(self, view: RanksView) -> Look:
         plan, run, reason = view.plan, view.run, ""
-        nodes = members.members(
-            run, plan, view.observed.beats, view.observed.store, view.now, view.settings,
-            view.since_boot_s)
+        nodes = view.nodes
         slots = planning.slots_of(plan)
         placed = set(slots)
         heard = {b.node: b for b in view.observed.beats if b.run == plan.run}
@@ -122,10 +120,7 @@ class Growing(RunDetector):
             r.state == "running" and r.ended is None for r in view.ranks)
         if len(slots) >= world.most or not settled or not running or view.state.recovery:
             return Look()
-        nodes = members.members(
-            view.run, plan, view.observed.beats, view.observed.store, view.now, view.settings,
-            view.since_boot_s)
-        larger = arranged(world, nodes, slots)[0]
+        larger = arranged(world, view.nodes, slots)[0]
         if len(larger) <= len(slots):
             return Look()
         new = sorted(set(larger) - set(slots))
@@ -211,10 +206,7 @@ class Ended(RunDetector):
         missing = {node for _, node in view.plan.ranks} - seen - {view.run.node}
         if view.settings.single_node or not missing:
             return False
-        nodes = members.members(
-            view.run, view.plan, view.observed.beats, view.observed.store, view.now, view.settings,
-            view.since_boot_s)
-        return any(not (m.fresh or m.lost) for m in nodes if m.node in missing)
+        return any(not (m.fresh or m.lost) for m in view.nodes if m.node in missing)
 
     def _proven(self, view: RanksView) -> Cause | None:
         document = view.state.document.plan
