@@ -32,7 +32,7 @@ LATE_S = 20.0  # a plan may arrive this long after it was made
 HEARD_S = 3.0  # until an agent that is there has heard what an operator asks
 NAMED = re.compile(r"rank (\d+) \(pid (\d+)\)")
 BY_HAND = "by hand"
-IDEMPOTENT_EVERY = 7  # every 7th step is made twice: enough to catch, cheap enough to keep
+IDEMPOTENT_EVERY = 19  # every 19th step is made twice: enough to catch, cheap enough to keep
 
 
 class RunTruth:
