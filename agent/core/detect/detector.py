@@ -25,6 +25,7 @@ from ..run.layout import Member
 from ..run.operator import OperatorRequest
 from ..run.state import RunState
 from .ranks.ended import Cause
+from .ranks.growth import Growth
 
 
 class NodeView(NamedTuple):
@@ -112,6 +113,7 @@ class Look(NamedTuple):
     reason: str = ""  # why no plan is made, for people
     ends: str = ""  # why the run is over: it waited for nodes as long as it may
     wake_s: float = 3600.0  # look again no later
+    growth: Growth | None = None  # who would make the world larger; None: not looked at
 
 
 class RunDetector(Protocol):

@@ -141,6 +141,8 @@ class Causes:
             ctx.reason = look.reason or ctx.reason
             ctx.wake(look.wake_s)
             self._ticket(ctx, detector.name, look)
+            if look.growth is not None and look.growth != self.state.suspects.growth:
+                self.state.suspects = replace(self.state.suspects, growth=look.growth)
             if look.heard:
                 self.operator.restart = None
             if look.lonely:

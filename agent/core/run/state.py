@@ -14,6 +14,7 @@ import msgspec
 
 from ..checks.node_tests import Found
 from ..detect.ranks.ended import Cause
+from ..detect.ranks.growth import Growth
 from ..detect.ranks.known_causes import Wait
 from ..detect.ranks.live_logs import LogLook
 from ..effects.in_flight import EffectResult, InFlight
@@ -97,6 +98,7 @@ class Suspects(Value, frozen=True):
     explained_boot_s: float = -1e9  # when a known cause last explained its stillness
     waits: dict[str, Wait] = {}  # same key -> what it waits in
     where: dict[str, str] = {}  # "generation/rank/step" -> source line, "" until it is known
+    growth: Growth = Growth()  # that waits for one more node
 
 
 class Recovery(Value, frozen=True):

@@ -13,10 +13,11 @@ from ...model import DEGRADED, OPERATOR_REQUEST, UNKNOWN, WORLD_GROWS, Beat, Ver
 from ...nodes import kernel_incidents
 from ...run import members
 from ...run import plan as planning
-from ...run.layout import Member, arranged, without_drained
+from ...run.layout import Member, World, arranged, without_drained
 from ...run.plan_document import RESTORE_FAILED, world_of
 from ..detector import Look, RanksView, RunDetector
 from . import ended as ends
+from . import growth
 from .collective import proofs
 from .ended import Cause
 
@@ -101,14 +102,15 @@ class Members(RunDetector):
 
 class Growing(RunDetector):
     """A world that is smaller than it may be, and nodes that are back: nothing is broken, and its
-    ranks leave at the end of a step.  So do those that a leader before this one had asked to."""
+    ranks leave at the end of a step, once for all that come (growth.py).  So do those that a leader
+    before this one had asked to."""
 
     name = "growing"
 
     def look(self, view: RanksView) -> Look:
-        plan, world = view.plan, world_of(view.run)
+        plan, world, nobody = view.plan, world_of(view.run), Look(growth=growth.NONE)
         if view.settings.single_node or plan.paused or view.state.held.fleet:
-            return Look()
+            return nobody
         base = Cause(fault=WORLD_GROWS, generation=plan.generation, reason=plan.park,
                      severity="warn", saves=plan.saves,
                      boot_s=view.now.boot_s, charged=False, parks=True, detector=self.name)
@@ -119,14 +121,28 @@ class Growing(RunDetector):
         running = len(view.ranks) == len(plan.ranks) and all(
             r.state == "running" and r.ended is None for r in view.ranks)
         if len(slots) >= world.most or not settled or not running or view.state.recovery:
-            return Look()
+            return nobody
         larger = arranged(world, view.nodes, slots)[0]
         if len(larger) <= len(slots):
-            return Look()
+            return nobody
         new = sorted(set(larger) - set(slots))
         text = f"{', '.join(new[:NAMED_MAX])} can take ranks: {len(larger)} nodes instead of " \
                f"{len(slots)}"
-        return Look(replace(base, reason=text))
+        found = growth.seen(view.state.suspects.growth, new, view.now.boot_s)
+        wait_s = self._wait_s(view, world, len(larger), found)
+        if wait_s > 0.0:
+            return Look(growth=found, wake_s=wait_s, reason=f"{text}; waits for one more that may "
+                        f"come, for no longer than {growth.LIMIT_S:g} s: one growth takes all")
+        return Look(replace(base, reason=text), growth=found)
+
+    def _wait_s(self, view: RanksView, world: World, size: int, found: growth.Growth) -> float:
+        """How long it waits for another node; a world without room for one does not."""
+        if size + world.unit > world.most:
+            return 0.0
+        passed = [replace(one, held="") if one.held == members.ASKING else one
+                  for one in view.nodes]
+        more = arranged(world, passed, planning.slots_of(view.plan))[0]
+        return growth.wait_s(found, len(more) > size, view.now.boot_s)
 
 
 class Requested(RunDetector):
