@@ -140,12 +140,15 @@ def labelled(
     rack's labels are written once.  () where none has labels, or where there is so much of them
     that the store might refuse the document: near nodes are worth less than a plan."""
     found: dict[Labels, list[str]] = {}
+    told: dict[Labels, list[str]] = {}  # a node's own labels, of whichever order and kinds
     known = {m.node: m.labels for m in members}
     for node in nodes:
-        labels = tuple((level, text) for level, text in zip(LEVELS, _place(known.get(node, ())))
-                       if 0 < len(text) <= LABEL_MAX)
-        if labels:
-            found.setdefault(labels, []).append(node)
+        own = known.get(node, ())
+        if own not in told:
+            labels = tuple((level, text) for level, text in zip(LEVELS, _place(own))
+                           if 0 < len(text) <= LABEL_MAX)
+            told[own] = found.setdefault(labels, []) if labels else []
+        told[own].append(node)
     if sum(len(level) + len(text) + 6 for labels in found for level, text in labels) > WRITTEN_MAX:
         return ()
     return tuple((labels, tuple(those)) for labels, those in found.items())
