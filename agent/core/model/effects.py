@@ -129,11 +129,13 @@ class RunCheck(Value, frozen=True, tag="check"):
 
 class NodeTests(Value, frozen=True, tag="tests"):
     """Tests between the nodes of a run, this one first; detail is JSON, Found of
-    agent/core/checks/node_tests.py.  `groups`: also every operation of all of them together."""
+    agent/core/checks/node_tests.py.  `groups`: also every operation of all of them together;
+    `suspects`: for whose sake they are made between two generations."""
 
     run: str
     nodes: tuple[str, ...]
     groups: bool = False
+    suspects: tuple[str, ...] = ()
 
 
 class Decision(Value, frozen=True):

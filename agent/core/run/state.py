@@ -44,7 +44,7 @@ RECORDS = {  # field of RunState -> the module that writes it
     "launcher": "plan_document", "document": "plan_document", "progress": "progress",
     "suspects": "causes", "recovery": "recovery", "budgets": "recovery", "ending": "ending",
     "incidents": "incidents", "held": "operator", "logs": "log_questions", "upkeep": "case",
-    "gate": "start_gate", "peers": "peer_gate",
+    "gate": "start_gate", "peers": "peer_gate", "between": "between",
 }
 
 
@@ -207,6 +207,28 @@ class PeersSeen(Value, frozen=True):
     said: str = ""  # the incident that tells it
     named: tuple[tuple[str, str], ...] = ()  # (node that is left out, the incident of that)
     ignored: bool = False  # that they were left out is written down
+    left: tuple[str, ...] = ()  # who would get no ranks now
+
+
+class Loss(Value, frozen=True):
+    """What a node under suspicion has cost this run since it was tested last."""
+
+    node: str
+    times: int = 0
+    lost_s: float = 0.0
+
+
+class BetweenSeen(Value, frozen=True):
+    """The tests of nodes under suspicion between two generations, where this node led the run."""
+
+    losses: tuple[Loss, ...] = ()
+    broken_boot_s: float = -1.0  # of the cause that was weighed last
+    suspects: tuple[str, ...] = ()  # who is tested for it; () = nobody
+    asked_boot_s: float = 0.0  # when the tests were asked for
+    effect: str = ""  # by which effect; "" = they have ended
+    held_s: float = 0.0  # how long this recovery waited for them
+    judged: tuple[str, ...] = ()  # hurt nodes that were excluded since, or could not be
+    took_s: float = 0.0  # what the last ones took, with a result or without; 0 = none yet
 
 
 class Upkeep(Value, frozen=True):
@@ -234,6 +256,7 @@ class RunState(msgspec.Struct):
     upkeep: Upkeep = Upkeep()
     gate: GateSeen = GateSeen()
     peers: PeersSeen = PeersSeen()
+    between: BetweenSeen = BetweenSeen()
 
     @property
     def cause(self) -> Cause | None:

@@ -7,9 +7,20 @@ run/alerts.py.  Pure.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from msgspec.structs import replace
 
-from ...model import DEGRADED, OPERATOR_REQUEST, UNKNOWN, WORLD_GROWS, Beat, Verdict, node_subject
+from ...model import (
+    DEGRADED,
+    OPERATOR_REQUEST,
+    UNKNOWN,
+    WORLD_GROWS,
+    Beat,
+    RankView,
+    Verdict,
+    node_subject,
+)
 from ...nodes import kernel_incidents
 from ...run import members
 from ...run import plan as planning
@@ -122,25 +133,27 @@ class Growing(RunDetector):
             r.state == "running" and r.ended is None for r in view.ranks)
         if len(slots) >= world.most or not settled or not running or view.state.recovery:
             return nobody
-        larger = arranged(world, view.nodes, slots)[0]
+        nodes = [one for one in view.nodes if one.node not in view.state.peers.left]
+        larger = arranged(world, nodes, slots)[0]
         if len(larger) <= len(slots):
             return nobody
         new = sorted(set(larger) - set(slots))
         text = f"{', '.join(new[:NAMED_MAX])} can take ranks: {len(larger)} nodes instead of " \
                f"{len(slots)}"
         found = growth.seen(view.state.suspects.growth, new, view.now.boot_s)
-        wait_s = self._wait_s(view, world, len(larger), found)
+        wait_s = self._wait_s(view, nodes, world, len(larger), found)
         if wait_s > 0.0:
             return Look(growth=found, wake_s=wait_s, reason=f"{text}; waits for one more that may "
                         f"come, for no longer than {growth.LIMIT_S:g} s: one growth takes all")
         return Look(replace(base, reason=text), growth=found)
 
-    def _wait_s(self, view: RanksView, world: World, size: int, found: growth.Growth) -> float:
+    def _wait_s(
+        self, view: RanksView, nodes: list[Member], world: World, size: int, found: growth.Growth
+    ) -> float:
         """How long it waits for another node; a world without room for one does not."""
         if size + world.unit > world.most:
             return 0.0
-        passed = [replace(one, held="") if one.held == members.ASKING else one
-                  for one in view.nodes]
+        passed = [replace(one, held="") if one.held == members.ASKING else one for one in nodes]
         more = arranged(world, passed, planning.slots_of(view.plan))[0]
         return growth.wait_s(found, len(more) > size, view.now.boot_s)
 
@@ -185,7 +198,8 @@ class Ended(RunDetector):
         # All have ended: nobody is left whose end could still explain it.
         if left_s > 0 and any(r.ended is None for r in ranks):
             return Look(lonely=True, wake_s=left_s)
-        return Look(ends.victims_only(rank, len(failed) - 1, oom_pids))
+        return Look(replace(ends.victims_only(rank, len(failed) - 1, oom_pids),
+                            among=_nodes(failed)))
 
     def _leftovers(self, view: RanksView) -> Cause | None:
         """Nobody ended badly by itself, yet the generation cannot go on."""
@@ -214,7 +228,7 @@ class Ended(RunDetector):
         return Cause(
             fault="rank_hung", generation=parked[0].generation, step=parked[0].step,
             reason=f"culprit unknown: every rank left a broken collective ({said})",
-            boot_s=view.now.boot_s, confidence=0.5, error=said)
+            boot_s=view.now.boot_s, confidence=0.5, error=said, among=_nodes(parked))
 
     def _unheard(self, view: RanksView) -> bool:
         """Whether a node of the plan is neither heard of nor known to be lost."""
@@ -228,6 +242,10 @@ class Ended(RunDetector):
         document = view.state.document.plan
         resumed = document.resume.step if document is not None else 0
         return proofs(view.ranks, resumed, view.now.boot_s, view.state.progress.bases)
+
+
+def _nodes(ranks: Iterable[RankView]) -> tuple[str, ...]:
+    return tuple(sorted({rank.node for rank in ranks}))
 
 
 class UnderRanks(RunDetector):
