@@ -41,6 +41,7 @@ from ..core.model.subject import INCIDENT, LEASE, Subject, run_subject, subject_
 from ..core.node import Node
 from ..core.run import fences
 from ..history.journal import Answered, Memory
+from .job import RUN, START
 from .journal import Kept, VirtualJournal
 from .launcher import Launcher
 from .loop import InvariantBroken, Loop
@@ -119,7 +120,7 @@ class Edge:
         self.performer = Performer(
             self.journal, out, out.order, lambda _: self.wake(), self._wrong, self._launcher_of,
             out.node_order, out.check, lambda: self.machine.now().wall_s)
-        self.performer.elsewhere = out.elsewhere
+        self.performer.elsewhere, self.performer.tests = out.elsewhere, out.tests
         self.node = Node(self.machine.name, self.settings, self.runbooks, self.kept.memory)
         for run, launcher in self.launchers.items():
             launcher.wake = self.wake
@@ -275,6 +276,19 @@ class Edge:
     @property
     def alone(self) -> bool:
         return not self.peers
+
+    @property
+    def alive(self) -> bool:
+        return self.node is not None
+
+    def computes(self) -> str:
+        """A run of which ranks compute here; "" = none."""
+        return next((run for run, launcher in self.launchers.items() if launcher.alive and any(
+            rank.state in (START, RUN) for rank in launcher.ranks.values())), "")
+
+    def sites(self) -> dict[str, Edge]:
+        """Every node of the world, as tests between them meet it."""
+        return {one.machine.name: one for one in (self, *self.peers)}
 
     def carry(self, effect: Effect, node: str, back: Callable[[EffectOutcome], None]) -> None:
         """To another node's agent and back, as agent/daemon/other_nodes.py does; either way may be

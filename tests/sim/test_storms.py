@@ -8,13 +8,16 @@ HOLDFAST_SIM_SEEDS (default 1,000) is how many seeds the default storm gets, HOL
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import frozen
 import pytest
 
+from holdfast.agent.core.model import Effect, NodeTests
 from holdfast.agent.simulate import STORMS, Report, run_storm
 from holdfast.agent.simulate.__main__ import main, run_seeds
-from holdfast.agent.simulate.cluster import Shape
+from holdfast.agent.simulate.cluster import Cluster, Shape
+from holdfast.agent.simulate.edge import Edge
 
 SEEDS = int(os.environ.get("HOLDFAST_SIM_SEEDS", "1000"))
 PROCESSES = int(os.environ.get("HOLDFAST_SIM_PROCESSES", "2"))
@@ -52,6 +55,26 @@ def test_dropped_wake_ups_cost_only_latency(shape: Shape) -> None:
         assert ends[0] == ends[1] == ends[2], f"seed {seed}: {ends}"
         extra = [report.generations - report.struck for report in reports]
         assert extra == [1, 1, 1], f"seed {seed}: generations beyond the kills {extra}"
+
+
+def test_crashes_ask_for_no_tests_between_nodes_and_ranks_that_stand_still_do() -> None:
+    asked: list[tuple[str, ...]] = []
+
+    def watch(cluster: Cluster) -> None:
+        def left(_: Edge, effect: Effect) -> None:
+            if isinstance(effect.body, NodeTests) and effect.body.suspects:
+                asked.append(effect.body.suspects)
+
+        for edge in cluster.edges.values():
+            edge.on_effect = left
+
+    kind = STORMS["suspects"]
+    crashes = replace(kind, name="crashes", weights={"rank_killed": 2.0, "rank_exited": 1.0})
+    seeds = range(max(10, SEEDS // 30))
+    assert_all_hold([run_storm(seed, crashes, hook=watch) for seed in seeds])
+    assert not asked
+    assert_all_hold([run_storm(seed, kind, hook=watch) for seed in seeds])
+    assert len(asked) >= len(seeds) / 2
 
 
 def test_storms_hold_on_ticks_alone() -> None:
