@@ -61,6 +61,8 @@ class PeerGate:
         if not self.counts(ctx):
             return {}
         known = tests_in_force(ctx, ctx.view.generation > 0)
+        if not any(one.hurt or one.links for one in known):
+            return {}
         found = self.hurt_of(ctx, plan, known)
         return found | self._ends(ctx, plan, known, found)
 
