@@ -15,7 +15,7 @@ import time
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from . import page as pages
-from .rank import faults, gradients
+from .rank import collectives, faults, gradients
 from .rank import snapshot as snapshots
 from .rank.snapshot import SnapshotShard
 from .wire import Channel, Packet, close_all, cut
@@ -83,6 +83,7 @@ class Worker:
         self.assigned_ns = 0  # Unix time when this generation began here
         self.assigned_hooks: List[Callable[[Assignment], None]] = []
         self.gradients = gradients.Watch(fields)
+        self.collectives = collectives.Tap(fields)
 
     # -------------------------------------------------------------- ticker's thread
 
@@ -166,6 +167,7 @@ class Worker:
         for at in range(pages.RING):
             fields[pages.F_RING + 2 * at] = 0  # another generation's numbers mean nothing now
         fields[pages.F_GRADIENTS] = 0
+        self.collectives.forget()
         os.environ.update(
             RANK=str(assignment.rank), LOCAL_RANK=str(assignment.local_rank),
             WORLD_SIZE=str(assignment.world), MASTER_ADDR=assignment.store_host,
@@ -197,8 +199,13 @@ class Worker:
         fields[pages.F_STEP] = step
         fields[pages.F_STEP_END] = fields[pages.F_STEP_BEGIN]
         fields[pages.F_PROGRESS] = now
-        if step % gradients.EVERY_STEPS == 0:
+        place = step % collectives.EVERY_STEPS
+        if place == 0:
             self.gradients.copy()
+        elif place == collectives.OPENS_AT:
+            self.collectives.open(step)
+        elif place == collectives.CLOSES_AT:
+            self.gradients.write_waited(self.collectives.close(step))
 
 
 _worker: Optional[Worker] = None

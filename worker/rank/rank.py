@@ -142,7 +142,7 @@ def run(program: Program, seat: Seat) -> None:
         sys.modules["torch"].set_num_threads(seat.threads)
     reseed()
     if program.trainer or program.hooks:
-        worker.ticker.each_beat.append(worker.gradients.each_beat)
+        worker.ticker.each_beat += [worker.gradients.each_beat, worker.collectives.each_beat]
     if program.trainer:
         worker.ticker.each_beat.append(worker.each_beat)
         worker.switch_phase(pages.PHASES.index("startup"))

@@ -323,3 +323,17 @@ def test_outside_a_launcher_every_call_is_harmless(monkeypatch):
     assert not elastic.active() and not elastic.skip_collective()
     with pytest.raises(RuntimeError, match="ask elastic.active"):
         elastic.ready()
+
+
+def test_the_collectives_of_the_same_steps_are_timed_on_every_rank(seat, monkeypatch):
+    asked = []
+    tap = seat.worker.collectives
+    monkeypatch.setattr(tap, "open", lambda step: asked.append(("open", step)))
+    monkeypatch.setattr(tap, "close", lambda step: asked.append(("close", step)))
+    for step in range(1, 41):
+        seat.worker.finish_step(step)
+    assert asked == [("open", 10), ("close", 14), ("open", 30), ("close", 34)]
+    seat.fields[pages.F_COLLECTIVES] = 34
+    seat.assign(2)
+    seat.worker.wait_assignment()
+    assert seat.fields[pages.F_COLLECTIVES] == 0  # another generation's mean nothing now
