@@ -1,12 +1,12 @@
 """What timing the collectives costs: of a call, and of a step of FSDP2, on and off in one run.
 
 Owns the switch: the methods of torch's process group and of its work, tapped and as they were.
-`call_open` and `call_closed` (in a window, and between two) are one gloo rank alone, blocks of calls
-in turns; `step` two ranks that train a small model under FSDP2, one step in a window and its
-neighbour untapped, in random order, alike on both.  Processor time of the calling thread: what the
-tap costs is spent there, and nothing else of a busy machine is in it.
+`call_open` and `call_closed` (in a window, and between two) are one gloo rank alone, blocks of
+calls in turns; `step_open` and `step_closed` two ranks that train a small model under FSDP2, blocks
+of steps in turns, alike on both.  Processor time of the calling thread: what the tap costs is spent
+there, and nothing else of a busy machine is in it.
 
-    python -m bench.collective_tap [--blocks 200] [--pairs 1000]
+    python -m bench.collective_tap [--blocks 200] [--step-blocks 200]
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .common import BENCH, Results
 
 BLOCK_CALLS = 200
 WAYS = ("open", "closed", "plain")
-RANKS, WARM_PAIRS = 2, 20
+RANKS, WARM_BLOCKS, BLOCK_STEPS = 2, 3, 5
 LAYERS, WIDTH, BATCH = 8, 128, 64
 
 
@@ -83,9 +83,9 @@ def calls(_: int, port: int, blocks: int, pipe: Any) -> None:
     dist.destroy_process_group()
 
 
-def steps(rank: int, port: int, pairs: int, pipe: Any) -> None:
-    """Sends the main thread's nanoseconds of a step, in a window and untapped, pair by pair; and
-    how many calls a step has."""
+def steps(rank: int, port: int, blocks: int, pipe: Any) -> None:
+    """Sends the main thread's nanoseconds of a step, in a window, between two, and untapped, by
+    blocks; and how many calls a step has."""
     import torch
     import torch.distributed as dist
     from torch import nn
@@ -99,18 +99,19 @@ def steps(rank: int, port: int, pairs: int, pipe: Any) -> None:
     fully_shard(model)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     switch, data, found = Switch(), torch.randn(BATCH, WIDTH), []
-    for pair in range(WARM_PAIRS + pairs):
+    for block in range(WARM_BLOCKS + blocks):
         took = {}
-        for on in random.Random(pair).sample((True, False), 2):
-            switch.turn(on)
+        for way in random.Random(block).sample(WAYS, 3):
+            switch.turn(way != "plain", way == "open")
             began = time.thread_time_ns()
-            model(data).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            took[on] = time.thread_time_ns() - began
-        found.append((took[True], took[False]))
-    made = sum(row[0] for row in switch.tap.rows.values()) / (WARM_PAIRS + pairs)
-    pipe.send((found[WARM_PAIRS:], made))
+            for _ in range(BLOCK_STEPS):
+                model(data).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            took[way] = (time.thread_time_ns() - began) / BLOCK_STEPS
+        found.append(tuple(took[way] for way in WAYS))
+    made = sum(row[0] for row in switch.tap.rows.values()) / (WARM_BLOCKS + blocks) / BLOCK_STEPS
+    pipe.send((found[WARM_BLOCKS:], made))
     dist.destroy_process_group()
 
 
@@ -151,20 +152,18 @@ def compared(found: list[tuple[float, float]]) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--blocks", type=int, default=200)
-    parser.add_argument("--pairs", type=int, default=1000)
+    parser.add_argument("--step-blocks", type=int, default=200)
     parser.add_argument("--out", type=Path, default=BENCH / "results")
     options = parser.parse_args()
     results = Results("collective_tap", options.out)
-    (blocks,) = ranks(calls, 1, options.blocks)
-    for number, way in enumerate(WAYS[:2]):
-        row = {"case": f"call_{way}", "ok": True,
-               **compared([(block[number], block[2]) for block in blocks])}
-        results.add(row)
-        print(row)
-    (found, made), *_ = ranks(steps, RANKS, options.pairs)
-    row = {"case": "step", "ok": True, "calls_a_step": made, **compared(found)}
-    results.add(row)
-    print(row)
+    (of_calls,) = ranks(calls, 1, options.blocks)
+    (of_steps, made), *_ = ranks(steps, RANKS, options.step_blocks)
+    for case, blocks in (("call", of_calls), ("step", of_steps)):
+        for number, way in enumerate(WAYS[:2]):
+            row = {"case": f"{case}_{way}", "ok": True, "calls_a_step": made,
+                   **compared([(block[number], block[2]) for block in blocks])}
+            results.add(row)
+            print(row)
 
 
 if __name__ == "__main__":

@@ -168,12 +168,12 @@ NAMES: dict[str, Name] = {
         "gauge",
         "How long the rank that came last waited in a step: for its gradients behind its backward "
         "pass in the last iteration that torch's DDP measured, else in all waits for collectives "
-        "on CPU tensors, on average over four of its last 20 steps.", ("run",)
+        "on CPU tensors, on average over two of its last 20 steps.", ("run",)
     ),
     "train_collective_seconds": Name(
         "gauge",
         "Mean time of a collective that Python enters, from its call to the end of the wait for "
-        "it, over four of the last 20 steps; of the ranks here the one with the shortest. Over "
+        "it, over two of the last 20 steps; of the ranks here the one with the shortest. Over "
         "nodes the minimum counts.", _COLLECTIVE
     ),
     "train_collective_bytes": Name(

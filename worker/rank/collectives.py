@@ -8,10 +8,10 @@ torch's functions keep their identity, which they are compared by.
 
 A call on CPU tensors lasts until the wait for it ends, and counts then: never waited for, never
 counted.  A call on a device's tensors returns when it is launched and so does the wait, so there
-calls and bytes are counted, and no time.  The tap is open in four of each EVERY_STEPS:
-the same steps on every rank, so that ranks can be compared, and little to pay in the others; for a
-program without an optimizer it goes by the clock.  Fails open: a torch without one of these names is
-left alone.
+calls and bytes are counted, and no time.  The tap is open in two of each EVERY_STEPS: the same
+steps on every rank, so that ranks can be compared, and little to pay in the others; for a program
+without an optimizer it goes by the clock.  Fails open: a torch without one of these names is left
+alone.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set, Tuple
 from .. import page as pages
 
 EVERY_STEPS = 20
-OPENS_AT, CLOSES_AT = 10, 14  # of them: checkpoints and evaluations stand behind round numbers
+OPENS_AT, CLOSES_AT = 10, 12  # of them: checkpoints and evaluations stand behind round numbers
 EVERY_BEATS, MEASURED_BEATS = 100, 20  # of a program without steps: two of ten seconds
 MARK = "_holdfast_tapped"
 PENDING_MAX = 256  # calls that nobody has waited for yet

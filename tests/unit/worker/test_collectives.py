@@ -155,6 +155,15 @@ def test_where_no_time_is_known_calls_count_and_no_launch_is_a_transfer(tap):
     assert [row[2] for row in tap.rows.values()] == [0] and tap.waited == [0]
 
 
+def test_a_group_of_a_derived_class_is_tapped_once(tap):
+    tap, _ = tap
+    derived = type("Derived", (Group,), {})()
+    sys.modules["torch.distributed.distributed_c10d"]._world.default_pg = derived
+    tap.each_beat()
+    derived.allreduce([Tensor(is_cpu=False)])
+    assert counts(tap) == {("all_reduce", 2, True, 1, 100)}
+
+
 def test_works_of_other_classes_are_met_as_they_come(tap, monkeypatch):
     tap, group = tap
     for answer in (OtherWork, OtherWork, None):  # None: done when the call returns

@@ -332,7 +332,7 @@ def test_the_collectives_of_the_same_steps_are_timed_on_every_rank(seat, monkeyp
     monkeypatch.setattr(tap, "close", lambda step: asked.append(("close", step)))
     for step in range(1, 41):
         seat.worker.finish_step(step)
-    assert asked == [("open", 10), ("close", 14), ("open", 30), ("close", 34)]
+    assert asked == [("open", 10), ("close", 12), ("open", 30), ("close", 32)]
     seat.fields[pages.F_COLLECTIVES] = 34
     seat.assign(2)
     seat.worker.wait_assignment()
