@@ -21,12 +21,14 @@ def tickets(world: World) -> list[dict[str, Any]]:
             if one["fault"] == FAULT]
 
 
-def test_a_link_that_becomes_slow_is_a_ticket_until_it_is_mended() -> None:
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])  # as DDP times it, and as the tap does
+def test_a_link_that_becomes_slow_is_a_ticket_until_it_is_mended(strategy: str) -> None:
     pytest.importorskip("torch", reason="the trainer's extra is not installed")
     with Nodes(3, weight=16) as nodes:
         world = World(nodes)
         world.start_store()
-        world.train(range(2), 2, STEPS, "checkpoint.every=100000", "snapshot.enabled=false")
+        world.train(range(2), 2, STEPS, "checkpoint.every=100000", "snapshot.enabled=false",
+                    f"strategy={strategy}")
         world.wait(lambda: all("first_wait_s" in world.status(number).get("collectives", ())
                                for number in range(2)))
         assert not tickets(world)
