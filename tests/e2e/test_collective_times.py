@@ -64,7 +64,7 @@ def test_of_the_trainers_strategies_by_kind(runs: Runs, strategy: str) -> None:
 def test_of_a_script_in_fsdp(runs: Runs) -> None:
     (runs.home / "sharded.py").write_text(SCRIPT)
     run = runs.start("run", "--standalone", "--nproc-per-node", "2",
-                     str(runs.home / "sharded.py"))
+                     "--time-collectives", str(runs.home / "sharded.py"))
     found = wait_for(lambda: (now := shown(run)) and len(now) >= 2 and now, LONG_S, run.output)
     assert set(found) == {("all_gather", "2"), ("reduce_scatter", "2")}, found
     assert wait_for(lambda: waits(run), LONG_S, run.output) < 60.0
