@@ -37,6 +37,9 @@ def test_a_stalled_journal_lets_ordinary_effects_go_on_and_refuses_lasting_ones(
             joined(tmp_path, node, generation=1, state="running") as launcher,
         ):
             daemon.journal._database.execute("PRAGMA busy_timeout=20")
+            journal = daemon.journal
+            # Who joined is written by then: of a journal that has failed nobody waits for a commit.
+            await until(lambda: not (journal._queue or journal._taken_s))
             other = sqlite3.connect(tmp_path / "state" / "journal.db", isolation_level=None)
             other.execute("BEGIN IMMEDIATE")
             node.todo = [STOP, replace(STOP, id="2", kind="reboot_node", outlives_node=True)]
