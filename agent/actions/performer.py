@@ -229,7 +229,7 @@ class Performer:
                 async with asyncio.timeout(wait_s):
                     await asyncio.shield(committed)
             except TimeoutError:
-                stalled = not committed.done()
+                stalled = committed.cancelled() or not committed.done()
             except asyncio.CancelledError:
                 if not committed.cancelled():
                     raise  # this agent ends: nothing more is begun

@@ -289,10 +289,10 @@ class Checks(msgspec.Struct, frozen=True):
         float,
         Meta(ge=0, le=3600, description=(
             "how long the next generation of such a run waits while the nodes that a fault put "
-            "under suspicion are tested with others, once it has cost more than the tests take; "
-            "0: none is tested between two generations"
+            "under suspicion are tested with others, once it has cost more than the tests take, "
+            "30 for example; 0: none is tested between two generations"
         )),
-    ] = 30.0
+    ] = 0.0
     limits: Annotated[
         tuple[str, ...],
         Meta(max_length=64, description=(

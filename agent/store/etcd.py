@@ -516,7 +516,7 @@ class EtcdStore:
     async def _look(self, changed: Callable[[str], None]) -> bool:
         """Takes what is newer than all that is known; whether the store held more than that.  Its
         revision grows with what is written below other prefixes, too."""
-        prefix = self.prefix.encode()
+        prefix, known = self.prefix.encode(), len(self._revisions)
         answer = await self.gateway.ask("/v3/kv/range", {
             "key": b64(prefix), "range_end": b64(after(prefix)), "limit": str(PAGE),
             "min_mod_revision": str(self._revision + 1)}, CALL_S)
@@ -524,7 +524,7 @@ class EtcdStore:
         news = [row for row in answer.kvs if self._take_kv(row, revision)]
         if news:
             changed("the store changed")
-        elif answer.count == len(self._revisions) and not answer.more:
+        elif known == answer.count == len(self._revisions) and not answer.more:
             self._revision = max(self._revision, revision)
         return bool(news) or answer.count != len(self._revisions)
 

@@ -49,7 +49,7 @@ class BetweenTests:
         """Whether the next generation waits for tests of nodes that are under suspicion; asks for
         them, once for a cause."""
         limit_s, since_s = ctx.settings.gate.suspects_limit_s, self.state.progress.broken_boot_s
-        if not self.gate.counts(ctx) or limit_s <= 0.0:
+        if not self.gate.counts(ctx) or limit_s <= 0.0 or self.state.held.rests or plan.paused:
             return False
         if self.state.between.broken_boot_s != since_s:
             self.state.between = replace(
@@ -110,6 +110,10 @@ class BetweenTests:
             one.node for one in ctx.conditions if one.fault in CARD])
         if not suspects:
             return
+        if len(suspects) > LOSSES_MAX:
+            self._note(ctx, f"{_list(suspects)}, under suspicion, is not tested: more than "
+                            f"{LOSSES_MAX} nodes")
+            return
         losses = added(self.state.between.losses, suspects, self._lost_s(ctx))
         self.state.between = seen = replace(self.state.between, losses=losses)
         cost_s, limit_s = seen.took_s or FIRST_S, ctx.settings.gate.suspects_limit_s
@@ -142,7 +146,8 @@ class BetweenTests:
         """What one more fault like this takes: from the last step until it was found, and then a
         restart."""
         now, history = self.state.progress, self.state.history
-        found_s = now.broken_boot_s - now.last_step_boot_s if now.last_step_boot_s > 0.0 else 0.0
+        since_s = max(now.last_step_boot_s, now.began_boot_s)  # what was before is counted already
+        found_s = now.broken_boot_s - since_s if now.last_step_boot_s > 0.0 else 0.0
         return max(0.0, found_s) + history.restart_cost_s(ctx.view.startup_s)
 
     def _with_witnesses(self, ctx: Context, plan: Plan, dear: tuple[str, ...]) -> tuple[str, ...]:
@@ -167,7 +172,8 @@ class BetweenTests:
         hurt, _ = node_tests.left_out(known, ctx.settings)
         left, judged = self.gate.hurt_of(ctx, plan, known), self.state.between.judged
         wanted: dict[str, members.NodeDoc] = {}
-        for node in sorted(hurt.keys() & of_suspects - set(judged)):
+        own = {one.node for one in ctx.nodes(plan)}  # reports are the cluster's
+        for node in sorted(hurt.keys() & of_suspects & own - set(judged)):
             doc = ctx.observed.store.docs.decoded(node_subject(node), members.read_node)
             if doc.excluded:
                 continue

@@ -149,7 +149,8 @@ def labelled(
                            if 0 < len(text) <= LABEL_MAX)
             told[own] = found.setdefault(labels, []) if labels else []
         told[own].append(node)
-    if sum(len(level) + len(text) + 6 for labels in found for level, text in labels) > WRITTEN_MAX:
+    written = sum(len(level) + len(text) + 6 for labels in found for level, text in labels)
+    if written + len("','".join(nodes)) * bool(found) > WRITTEN_MAX:
         return ()
     return tuple((labels, tuple(those)) for labels, those in found.items())
 

@@ -162,10 +162,10 @@ def test_no_plan_grows_too_large_for_the_store_by_its_labels() -> None:
     long, whole = (("rack", "r" * (LABEL_MAX + 1)),), (("rack", "r" * LABEL_MAX),)
     of = [Member("a", True, labels=long), Member("b", True, labels=(*whole, ("shelf", "s")))]
     assert labelled(of, "ab") == ((whole, ("b",)),)
-    each = len("rack") + LABEL_MAX + 6  # as written, with quotes and commas
-    names = [f"n{number}" for number in range(WRITTEN_MAX // each + 1)]
+    each = len("rack") + LABEL_MAX + 6 + len("n00001") + 3  # as written, with quotes and commas
+    names = [f"n{number:05}" for number in range(WRITTEN_MAX // each + 2)]
     many = [Member(name, True, labels=(("rack", f"{name:r>{LABEL_MAX}}"),)) for name in names]
-    assert len(labelled(many, names[:-1])) == len(names) - 1
+    assert len(labelled(many, names[:-2])) == len(names) - 2
     assert labelled(many, names) == ()
     alike = [replace(one, labels=whole) for one in many]
     assert labelled(alike, names) == ((whole, tuple(names)),)

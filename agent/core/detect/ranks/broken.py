@@ -131,8 +131,10 @@ class Growing(RunDetector):
         settled = view.now.boot_s - view.plan_boot_s > view.settings.lease_s
         running = len(view.ranks) == len(plan.ranks) and all(
             r.state == "running" and r.ended is None for r in view.ranks)
-        if len(slots) >= world.most or not settled or not running or view.state.recovery:
+        if len(slots) >= world.most or not settled or view.state.recovery:
             return nobody
+        if not running:
+            return Look()  # a rank that is not seen for a moment lets no wait begin anew
         nodes = [one for one in view.nodes if one.node not in view.state.peers.left]
         larger = arranged(world, nodes, slots)[0]
         if len(larger) <= len(slots):
