@@ -146,7 +146,8 @@ def test_a_lost_device_drains_its_node_and_a_fleet_wide_one_none(
     assert drained.keys() == {"node2"}
     assert drained["node2"].startswith(
         "holdfast: devices critical: 7 nvidia devices, and p4d has 8 (")
-    assert "accelerators warning" in all_of.log("node1", "health")
+    wait_for(lambda: "accelerators warning" in all_of.log("node1", "health"), what=slurm.logs)
+    assert slurm.drained().keys() == {"node2"}
     # Well again: this reason is ours, so it is taken back; an administrator's stands.
     slurm.say("scontrol", "update", "nodename=node3", "state=drain", "reason=disk swap")
     all_of.becomes("node2", A100)
