@@ -49,7 +49,7 @@ begin-xla-python: $(VENV)/.test  # minutes that need little of a core: its tests
 sim: $(VENV)/.test  ## core and performer in storms on a virtual cluster
 	$(PYTEST) tests/sim
 
-storms: $(VENV)/.test  ## 2,000 seeds of the default storm and 200 of each other (minutes)
+storms: $(VENV)/.test  ## 2,000 seeds of the default storm and 134 of each other (minutes)
 	HOLDFAST_SIM_SEEDS=2000 $(PYTEST) tests/sim/test_storms.py
 
 e2e: $(VENV)/.test packages  ## real processes

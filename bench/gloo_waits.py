@@ -44,7 +44,7 @@ def rank(number: int, port: int, pipe: Any, which: str, kind: str, size: int, ro
         breakable.NAME = "gloo"
     elastic = types.SimpleNamespace(phase=lambda _: None, register_group=lambda *_: None)
     assignment = types.SimpleNamespace(rank=number, world=RANKS, store_host="127.0.0.1",
-                                       store_port=port, generation=1, node="n")
+                                       store_port=port, generation=1, node="n", labels=None)
     group = Group(assignment, torch.device("cpu"), elastic)
     group.join(assignment, elastic, lambda _: Layout((Place(),) * RANKS, data=RANKS))
 

@@ -36,7 +36,8 @@ def wrong_with(fault: str, text: str) -> list[str]:
     table, (_, sections) = machine(text), prose.split(text)
     camel = "Holdfast" + "".join(word.capitalize() for word in fault.split("_"))
     checks = {
-        "keys": set(table) == {"severity", "scope", "ladder", "budget", "clears", "alert"},
+        "keys": set(table) - {"checks"} == {
+            "severity", "scope", "ladder", "budget", "clears", "alert"},
         "severity": table.get("severity") in SEVERITIES,
         "scope": table.get("scope") in SCOPES,
         "rungs": set(table.get("ladder", ["?"])) <= set(rungs()),

@@ -257,7 +257,8 @@ class Config(Options):
     xla: XlaOptions = XlaOptions()
     topology: dict[str, Any] = dataclasses.field(
         default_factory=dict,
-        metadata={"text": "node's name, or rank = label; ranks of one label are near each other"})
+        metadata={"text": "node's name, or rank = label; ranks of one label are near each other; "
+                          "empty: the labels of the nodes' agents, else the nodes"})
     model_options: dict[str, Any] = dataclasses.field(
         default_factory=dict, metadata={"text": "what the model's class is given, whole"})
     data_options: dict[str, Any] = dataclasses.field(

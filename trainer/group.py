@@ -122,7 +122,7 @@ class Group:
         self._hooks = before, sys.excepthook
         group: Any = dist.group.WORLD
         self.process_group = group
-        self.layout = lay_out(self._members(assignment.node, said, held))
+        self.layout = lay_out(self._members(assignment, said, held))
         self.shard = self.layout.places[self.rank].shard
         self.copies = self.layout.holders(self.shard)  # ranks that hold what this one holds
         self._make_parts(timeout)
@@ -164,24 +164,32 @@ class Group:
         """The group for messages between two ranks."""
         return self.parts.get(APART, self.process_group)
 
-    def _members(self, node: str, said: str, held: Sequence[int]) -> list[Member]:
+    def _members(self, assignment: Any, said: str, held: Sequence[int]) -> list[Member]:
         """Every rank, by what it says of itself.  A rank of a neighbouring release may know fewer
         fields than are said, or say fewer: what is new comes last, and only if it is so.  What each
         of them must say, or none counts, has a key of its own, set before the other."""
-        ranks = range(self.world)
         self.store.set(f"keeps/{self.rank}", json.dumps(held))
-        told = (node, devices.total_memory(self.device), *([said] if said else []))
+        labels = assignment.labels
+        if labels is not None:
+            self.store.set(f"labels/{self.rank}", json.dumps(labels))
+        told = (assignment.node, devices.total_memory(self.device), *([said] if said else []))
         self.store.set(f"member/{self.rank}", json.dumps(told))
-        found = self.store.multi_get([f"member/{rank}" for rank in ranks])
+        found = self.store.multi_get([f"member/{rank}" for rank in range(self.world)])
         members = [Member(*json.loads(one)[:MEMBER_FIELDS]) for one in found]
-        keys = [f"keeps/{rank}" for rank in ranks]
-        if self.store.check(keys):
-            members = [member._replace(held=tuple(json.loads(one)))
-                       for member, one in zip(members, self.store.multi_get(keys))]
+        if kept := self._all_say("keeps"):
+            members = [member._replace(held=tuple(one)) for member, one in zip(members, kept)]
+        if labels is not None and (known := self._all_say("labels")):
+            members = [member._replace(labels=dict(one)) for member, one in zip(members, known)]
         if self.device.type != "cpu":
             return members
         return [m._replace(memory_bytes=m.memory_bytes // sum(o.node == m.node for o in members))
                 for m in members]
+
+    def _all_say(self, what: str) -> list[Any]:
+        """What each rank says of this, by rank; [] where one of them does not."""
+        keys = [f"{what}/{rank}" for rank in range(self.world)]
+        return [json.loads(one) for one in self.store.multi_get(keys)] if self.store.check(
+            keys) else []
 
     def _backends(self) -> list[Any]:
         groups = {id(one): one for one in (self.process_group, *self.parts.values())}

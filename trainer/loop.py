@@ -224,9 +224,9 @@ class Generation:
         self.snapshots = Snapshots(job.config.snapshot, state, group, self.held, elastic)
 
     def lay_out(self, members: Sequence[Member]) -> Layout:
-        """As the strategy does; its words name the nodes that no label was given."""
+        """As the strategy does; its words say whose labels were taken, and who has none."""
         layout = self.strategy.lay_out(members)
-        more = topology.strangers(self.job.config.topology, members)
+        more = topology.words(self.job.config.topology, members)
         return layout._replace(words=layout.words + more) if layout.words else layout
 
     def check_data(self, group: Group) -> None:

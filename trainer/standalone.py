@@ -38,6 +38,7 @@ class Assignment(NamedTuple):
     history: tuple[tuple[int, int], ...] = ()
     node: str = ""
     run: str = ""
+    labels: tuple[tuple[str, str], ...] | None = None
 
 
 class GenerationLost(RuntimeError):

@@ -15,7 +15,7 @@ import time
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from . import page as pages
-from .rank import faults, gradients
+from .rank import collectives, faults, gradients
 from .rank import snapshot as snapshots
 from .rank.snapshot import SnapshotShard
 from .wire import Channel, Packet, close_all, cut
@@ -44,6 +44,9 @@ class Assignment(NamedTuple):
     resume_path: str
     history: Tuple[Tuple[int, int], ...]
     node: str
+    # Of the node in the network, by the plan: (rack, r7).  None = the plan has none of any node, or
+    # the agent is of the release before.
+    labels: Optional[Tuple[Tuple[str, str], ...]] = None
 
 
 class Parting(NamedTuple):
@@ -80,6 +83,7 @@ class Worker:
         self.assigned_ns = 0  # Unix time when this generation began here
         self.assigned_hooks: List[Callable[[Assignment], None]] = []
         self.gradients = gradients.Watch(fields)
+        self.collectives = collectives.Tap(fields)
 
     # -------------------------------------------------------------- ticker's thread
 
@@ -123,10 +127,12 @@ class Worker:
         resume = packet["resume"]
         place = {name: packet[name] for name in (
             "run", "generation", "rank", "local_rank", "world", "store_host", "store_port", "node")}
+        labels = packet.get("labels")
         assignment = Assignment(
             **place, resume_kind=resume["kind"], resume_step=resume.get("step", 0),
             resume_generation=resume.get("generation", 0), resume_path=resume.get("path", ""),
-            history=tuple((g, s) for g, s in packet.get("history", ())))
+            history=tuple((g, s) for g, s in packet.get("history", ())),
+            labels=None if labels is None else tuple((name, text) for name, text in labels))
         with self.lock:
             self.snapshot_fds = fds
             self.place_environ = dict(packet.get("environ") or {})
@@ -161,6 +167,7 @@ class Worker:
         for at in range(pages.RING):
             fields[pages.F_RING + 2 * at] = 0  # another generation's numbers mean nothing now
         fields[pages.F_GRADIENTS] = 0
+        self.collectives.forget()
         os.environ.update(
             RANK=str(assignment.rank), LOCAL_RANK=str(assignment.local_rank),
             WORLD_SIZE=str(assignment.world), MASTER_ADDR=assignment.store_host,
@@ -192,8 +199,13 @@ class Worker:
         fields[pages.F_STEP] = step
         fields[pages.F_STEP_END] = fields[pages.F_STEP_BEGIN]
         fields[pages.F_PROGRESS] = now
-        if step % gradients.EVERY_STEPS == 0:
+        place = step % collectives.EVERY_STEPS
+        if place == 0:
             self.gradients.copy()
+        elif place == collectives.OPENS_AT:
+            self.collectives.open(step)
+        elif place == collectives.CLOSES_AT:
+            self.gradients.write_waited(self.collectives.close(step))
 
 
 _worker: Optional[Worker] = None

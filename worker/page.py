@@ -17,7 +17,7 @@ import operator
 import os
 import struct
 import sys
-from typing import Dict, NamedTuple, Tuple
+from typing import Dict, NamedTuple, Sequence, Tuple
 
 MAGIC = int.from_bytes(b"HOLDFAST", sys.byteorder)
 VERSION = 1
@@ -27,9 +27,14 @@ PHASES = (
     "eval", "unknown",
 )
 UNKNOWN = len(PHASES) - 1
+COLLECTIVES = (  # 16 at most: see collective_key
+    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather",
+    "scatter", "send", "recv", "barrier",
+)
 COUNT_MAX = 2**53  # of steps and collectives: far from any run, and exact as a float
 TIME_MAX_NS = 2**63 - 1
 PID_MAX = 2**31 - 1
+KEY_MAX = 2**31 - 1  # of a kind of collectives
 RATE_MAX = 1e15
 GROUPS = 8  # process groups watched per rank; further ones are not copied
 RING = 8  # steps remembered, for comparing ranks at an equal step
@@ -55,7 +60,9 @@ F_RING = F_SEQ + 2 * GROUPS  # [M] RING pairs (step, default group's number at i
 F_STEP_NS = F_RING + 2 * RING  # [M] RING last step durations
 F_PHASE_NS = F_STEP_NS + RING  # [M] one accumulator per phase
 F_GRADIENTS = F_PHASE_NS + len(PHASES)  # [M] as Gradients; the first is 0 while the rest is written
-FIELDS = F_GRADIENTS + 6
+F_COLLECTIVES = F_GRADIENTS + 7  # [M] of which window; 0 = none, and while the rest is written
+KINDS_SHOWN, KIND_FIELDS = 12, 4  # ... kinds of collectives, each a key, calls, bytes, nanoseconds
+FIELDS = F_COLLECTIVES + 1 + KINDS_SHOWN * KIND_FIELDS
 
 OUTCOMES = ("", "done", "exception", "exit", "bad_checkpoint")
 
@@ -64,10 +71,14 @@ BOUNDS: Dict[Tuple[str, int], Tuple[int, ...]] = {
     ("steps", COUNT_MAX): (F_GENERATION, F_STEP, F_STEP_BEGIN, F_STEP_END, F_TOTAL,
                            *range(F_RING, F_STEP_NS)),
     ("collectives", COUNT_MAX): tuple(range(F_SEQ + 1, F_RING, 2)),
+    ("of its collectives", COUNT_MAX): tuple(
+        number for number in range(F_COLLECTIVES, FIELDS)
+        if (number - F_COLLECTIVES - 1) % KIND_FIELDS),
+    ("a kind of collectives", KEY_MAX): tuple(range(F_COLLECTIVES + 1, FIELDS, KIND_FIELDS)),
     ("a time", TIME_MAX_NS): (F_PHASE_BEGIN, F_PROGRESS, F_BEAT, F_PERMIT,
                               *range(F_STEP_NS, F_GRADIENTS),
                               *range(F_GRADIENTS + 1, F_GRADIENTS + 4)),
-    ("of its gradients", COUNT_MAX): (F_GRADIENTS, F_GRADIENTS + 4, F_GRADIENTS + 5),
+    ("of its gradients", COUNT_MAX): (F_GRADIENTS, *range(F_GRADIENTS + 4, F_COLLECTIVES)),
     ("a pid", PID_MAX): (F_PID,),
 }
 _LIMITS = {number: most for (_, most), fields in BOUNDS.items() for number in fields}
@@ -75,14 +86,27 @@ MOST = tuple(_LIMITS.get(number, 2**64 - 1) for number in range(FIELDS))
 
 
 class Gradients(NamedTuple):
-    """What torch's DDP measured in one of its iterations (worker/rank/gradients.py)."""
+    """What torch's DDP measured in one of its iterations (worker/rank/gradients.py); without DDP,
+    what a rank's collectives took in a step, on average (worker/rank/collectives.py)."""
 
-    iteration: int = 0  # by DDP's own count, 0 = none was measured
+    iteration: int = 0  # by DDP's own count, else the step; 0 = none was measured
     sum_ns: int = 0  # from the first bucket's all-reduce to the end of the last one's
     wait_ns: int = 0  # the part of it behind this rank's own backward pass
     compute_ns: int = 0  # forward and backward pass
     size_bytes: int = 0  # of all gradients, 0 unknown
     world: int = 0  # ranks that sum them
+    in_all: int = 0  # 1: of all collectives on CPU tensors, in place of DDP's
+
+
+class Collective(NamedTuple):
+    """All collectives of a kind in a window (worker/rank/collectives.py)."""
+
+    kind: str  # of COLLECTIVES
+    ranks: int  # of the group; 2 for send and recv
+    on_device: bool  # of tensors there: no time is known
+    calls: int
+    size_bytes: int  # of all calls; what counts is as nccl-tests has it
+    ns: int  # of all calls, each from its begin to the end of the wait for it
 
 
 class PageView(NamedTuple):
@@ -109,6 +133,17 @@ class PageView(NamedTuple):
     last_step_ns: Tuple[int, ...]
     phase_ns: Tuple[int, ...]
     gradients: Gradients
+    collectives: Tuple[Collective, ...] = ()  # of the latest window
+
+
+def collective_key(kind: str, ranks: int, on_device: bool) -> int:
+    """A kind of collectives as a field; never 0, for a group has a rank."""
+    return min(ranks, KEY_MAX >> 5) << 5 | on_device << 4 | COLLECTIVES.index(kind)
+
+
+def collective_of(key: int, row: Sequence[int]) -> Collective:
+    kind = COLLECTIVES[min(key & 15, len(COLLECTIVES) - 1)]
+    return Collective(kind, key >> 5, bool(key & 16), row[0], row[1], row[2])
 
 
 def create() -> int:
@@ -223,5 +258,9 @@ def read_page(mapped: "mmap.mmap | memoryview | bytes") -> PageView:
         step_seq=tuple((step, seq) for step, seq, _ in ring),
         last_step_ns=tuple(took for _, _, took in ring if took),
         phase_ns=field[F_PHASE_NS:F_GRADIENTS],
-        gradients=Gradients(*field[F_GRADIENTS:FIELDS]),
+        gradients=Gradients(*field[F_GRADIENTS:F_COLLECTIVES]),
+        collectives=tuple(
+            collective_of(field[at], field[at + 1 : at + KIND_FIELDS])
+            for at in range(F_COLLECTIVES + 1, FIELDS, KIND_FIELDS) if field[at]
+        ) if field[F_COLLECTIVES] else (),
     )

@@ -27,7 +27,7 @@ from .text import Failure, count
 # A test compares this list with worker/launcher/spec.py's parser.
 WITHOUT_VALUE = frozenset({
     "-h", "--help", "-m", "--module", "--standalone", "--no-python", "--no-hooks", "--run-path",
-    "--virtual-local-rank", "--allow-mixed",
+    "--virtual-local-rank", "--allow-mixed", "--time-collectives",
 })
 
 

@@ -285,6 +285,14 @@ class Checks(msgspec.Struct, frozen=True):
             "it starts"
         )),
     ] = 120.0
+    suspects_limit_s: Annotated[
+        float,
+        Meta(ge=0, le=3600, description=(
+            "how long the next generation of such a run waits while the nodes that a fault put "
+            "under suspicion are tested with others, once it has cost more than the tests take, "
+            "30 for example; 0: none is tested between two generations"
+        )),
+    ] = 0.0
     limits: Annotated[
         tuple[str, ...],
         Meta(max_length=64, description=(
@@ -307,7 +315,7 @@ class Checks(msgspec.Struct, frozen=True):
             full_limit_s=table.limit_s((table.FULL,)), wait_s=self.wait_s,
             disturbing=tuple(one.name for one in table.CHECKS if one.disturbs), after=self.after,
             between=table.of_gate(self.between), peers=self.peers,
-            peers_limit_s=self.peers_limit_s)
+            peers_limit_s=self.peers_limit_s, suspects_limit_s=self.suspects_limit_s)
 
 
 class Actions(msgspec.Struct, frozen=True):

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from ..checks.round import pythons
-from ..core.checks.node_tests import NAMED_MAX, read_found
+from ..core.checks.node_tests import read_found, with_away
 from ..core.model import Effect, EffectOutcome, NodeTests
 from ..peers.attend import TOKEN_VARIABLE, Asked
 from ..system.child_probe import Answer, Prober
@@ -74,10 +74,7 @@ class PeerRounds:
             return EffectOutcome(effect.id, False, answer.error or "no report that can be read")
         if found.problem:
             return EffectOutcome(effect.id, False, found.problem)
-        told = list(away.items())
-        rest = ((name, "") for name, _ in told[NAMED_MAX:])  # who is named nowhere is well
-        found = msgspec.structs.replace(
-            found, unknown=(*found.unknown, *told[:NAMED_MAX], *rest))
+        found = with_away(found, away)
         return EffectOutcome(effect.id, True, "", msgspec.json.encode(found).decode())
 
     def attend(self, node: str, question: Mapping[str, Any]) -> dict[str, Any]:

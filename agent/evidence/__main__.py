@@ -31,8 +31,8 @@ TEXT_MAX = 200
 FILES_MAX, FOLDERS_MAX = 1024, 16  # descriptors looked at, and folders named
 NO_FILES = ("/dev/", "/proc/", "/sys/", "/memfd:")
 # Frames of these are how a program waits or is started, not where its author would look.
-NOT_USER = ("/torch/", "/threading.py", "/holdfast/worker/", "/selectors.py", "<frozen ",
-            "/site-packages/", "/dist-packages/", "/lib/python3")
+NOT_USER = ("/torch/", "/threading.py", "/holdfast/worker/", "/worker/rank/", "/selectors.py",
+            "<frozen ", "/site-packages/", "/dist-packages/", "/lib/python3")
 
 
 def look(pid: int, limit_s: float = LIMIT_S) -> dict[str, Any]:

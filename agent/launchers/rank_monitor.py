@@ -174,7 +174,7 @@ def _gradients(view: PageView) -> GradientSum | None:
     if not found.iteration:
         return None
     return GradientSum(found.iteration, found.sum_ns / 1e9, found.wait_ns / 1e9,
-                       found.compute_ns / 1e9, found.size_bytes, found.world)
+                       found.compute_ns / 1e9, found.size_bytes, found.world, bool(found.in_all))
 
 
 def bare_level(reported: RankLevel, node: str) -> RankView:

@@ -39,7 +39,7 @@ from ..system import procfs
 from ..system.version import VERSION
 from ..telemetry.collectors import Runner
 from ..web import books, status
-from . import selection
+from . import collective_rates, selection
 from .exposition import PREFIX, family_text, rows_text, text_of
 from .names import LOG_CHILD, NAMES, OWN
 from .selection import Rows
@@ -53,6 +53,9 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 BOOKS = (
     "run_total_steps", "run_restarts_left", "run_eta_seconds", "run_deadline_timestamp_seconds",
     "train_samples_per_second", "train_tokens_per_second", "train_mfu_ratio")
+COLLECTIVES = (
+    "train_collective_seconds", "train_collective_bytes",
+    "train_collective_bus_bandwidth_bytes_per_second")
 TRAINING = "training"  # scope of what was measured in a run, and by no check
 STATES = ("starting", "running", "parked", "ended")
 # counter in the journal -> metric
@@ -109,7 +112,7 @@ class _Page:
         histograms = (self._histogram("recovery", "recovery_seconds", PHASES, RECOVERY_BUCKETS_S),
                       self._histogram("job_start", "job_start_seconds", STARTS, START_BUCKETS_S))
         own = chain(self._agent(), self._journalled(), histograms, self._runs(), self._books(),
-                    self._checks(), self._collectors())
+                    self._checks(), self._collectives(), self._collectors())
         yield text_of(made for made in own if made.name not in hidden)
         if runner is not None:
             yield from families(samples, runner.metrics(), choice)
@@ -268,6 +271,23 @@ class _Page:
         yield family("train_collective_wait_seconds", [
             ((run,), pace.newest.wait_s) for run, pace in paces.items() if pace.newest])
         yield family("collective_bus_bandwidth_bytes_per_second", sorted(rates.items()))
+
+    def _collectives(self) -> Iterator[Metric]:
+        """Of the runs' own, as the ranks here timed them."""
+        rows: dict[str, list[tuple[tuple[str, ...], float]]] = {name: [] for name in COLLECTIVES}
+        for view in self._state.snapshot.observed.runs:
+            session = self._state.launchers.session(view.run)
+            monitors = session.monitors.values() if session is not None else ()
+            pages = [one.view for one in monitors if one.view is not None
+                     and one.view.generation == view.generation]
+            for rate in collective_rates.rates(pages):
+                labels = (view.run, rate.op, str(rate.ranks), rate.tensors)
+                values = (rate.call_s, rate.call_bytes, rate.bandwidth)
+                for name, value in zip(COLLECTIVES, values, strict=True):
+                    if value is not None:
+                        rows[name].append((labels, value))
+        for name, found in rows.items():
+            yield family(name, found)
 
     def _collectors(self) -> Iterator[Metric]:
         runner = self._state.runner

@@ -15,6 +15,7 @@ from ..core.run.stage import Stage
 
 # The most series that /metrics may have, as docs/metrics.md states them.
 SERIES_OF_NODE, SERIES_OF_CORE, SERIES_OF_GPU, SERIES_OF_RANK = 1500, 8, 200, 2
+_COLLECTIVE = ("run", "op", "ranks", "tensors")
 
 
 class Name(NamedTuple):
@@ -165,8 +166,24 @@ NAMES: dict[str, Name] = {
     ),
     "train_collective_wait_seconds": Name(
         "gauge",
-        "How long the rank that came last waited for its gradients behind its backward pass, in "
-        "the last iteration that torch's DDP measured.", ("run",)
+        "How long the rank that came last waited in a step: for its gradients behind its backward "
+        "pass in the last iteration that torch's DDP measured, else in all waits for collectives "
+        "on CPU tensors, on average over two of its last 20 steps.", ("run",)
+    ),
+    "train_collective_seconds": Name(
+        "gauge",
+        "Mean time of a collective that Python enters, from its call to the end of the wait for "
+        "it, over two of the last 20 steps; of the ranks here the one with the shortest. Over "
+        "nodes the minimum counts.", _COLLECTIVE
+    ),
+    "train_collective_bytes": Name(
+        "gauge", "Mean bytes of such a collective; what counts as bytes is as in nccl-tests.",
+        _COLLECTIVE
+    ),
+    "train_collective_bus_bandwidth_bytes_per_second": Name(
+        "gauge",
+        "Bus bandwidth of such collectives at least, as nccl-tests defines it: of all-reduces, and "
+        "of what is larger than sockets hold. Over nodes the maximum counts.", _COLLECTIVE
     ),
     "kernel_log_up": Name("gauge", "1 where the kernel's log is read from.", ("source",)),
     "kernel_lines_missed_total": Name("counter", "Kernel's log: lines overwritten before read."),

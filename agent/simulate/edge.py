@@ -41,6 +41,7 @@ from ..core.model.subject import INCIDENT, LEASE, Subject, run_subject, subject_
 from ..core.node import Node
 from ..core.run import fences
 from ..history.journal import Answered, Memory
+from .job import RUN, START
 from .journal import Kept, VirtualJournal
 from .launcher import Launcher
 from .loop import InvariantBroken, Loop
@@ -51,6 +52,7 @@ from .store import VirtualStore
 decode_plan = msgspec.json.Decoder(Plan).decode
 COMMIT_S = 0.006  # of a record to the disk, at most
 LEAST_GAP_S = 0.01  # at most one step in 10 ms
+NOTHING_READ = Readings()  # the very same, as between two looks of a collector
 SILENT_S = 0.6  # without a word, nor an answer of its kernel: a node is not reached
 
 
@@ -118,7 +120,7 @@ class Edge:
         self.performer = Performer(
             self.journal, out, out.order, lambda _: self.wake(), self._wrong, self._launcher_of,
             out.node_order, out.check, lambda: self.machine.now().wall_s)
-        self.performer.elsewhere = out.elsewhere
+        self.performer.elsewhere, self.performer.tests = out.elsewhere, out.tests
         self.node = Node(self.machine.name, self.settings, self.runbooks, self.kept.memory)
         for run, launcher in self.launchers.items():
             launcher.wake = self.wake
@@ -189,7 +191,7 @@ class Edge:
 
     def _samples(self) -> Readings:
         if self.mount_dead_s is None:
-            return Readings()
+            return NOTHING_READ
         waits_s = self.loop.now_s - self.mount_dead_s
         return readings_of((("host_mount_waiting_seconds", "mount=/data,fstype=nfs4", waits_s,
                              self.machine.boot_s()),))
@@ -274,6 +276,19 @@ class Edge:
     @property
     def alone(self) -> bool:
         return not self.peers
+
+    @property
+    def alive(self) -> bool:
+        return self.node is not None
+
+    def computes(self) -> str:
+        """A run of which ranks compute here; "" = none."""
+        return next((run for run, launcher in self.launchers.items() if launcher.alive and any(
+            rank.state in (START, RUN) for rank in launcher.ranks.values())), "")
+
+    def sites(self) -> dict[str, Edge]:
+        """Every node of the world, as tests between them meet it."""
+        return {one.machine.name: one for one in (self, *self.peers)}
 
     def carry(self, effect: Effect, node: str, back: Callable[[EffectOutcome], None]) -> None:
         """To another node's agent and back, as agent/daemon/other_nodes.py does; either way may be

@@ -13,6 +13,7 @@ from functools import partial
 
 from ..core.actions import DRAIN, PAUSE, RELEASE_NODE, RESTART_RANKS, RESUME
 from ..core.model import TRAINER, Ended, Request, node_subject, run_subject
+from . import weak_nodes
 from .cluster import Cluster
 from .edge import Edge
 from .job import RUN, Job, Rank
@@ -560,6 +561,7 @@ def heal(cluster: Cluster) -> None:
         edge.journal_stalled = False
         _thaw(cluster, edge)
     _repair(cluster, COMMON_FAULT)
+    weak_nodes.change_cards(cluster)
     for job in cluster.jobs.values():
         # All ranks stopped is a run suspended from outside: who did that lets it go on.
         living = [rank for which, rank in cluster.ranks() if which is job]
@@ -576,7 +578,7 @@ FAULTS: dict[str, Fault] = {
     "node_crashed": node_crashed, "node_gone": node_gone, "frozen_at_put": frozen_at_put,
     "suspended": suspended, "mount_hung": mount_hung, "folder_moved": folder_moved,
     "collective_left_out": collective_left_out, "generation_killed": generation_killed,
-    "node_frozen": node_frozen, "node_fatal": node_fatal,
+    "node_frozen": node_frozen, "node_fatal": node_fatal, "node_weak": weak_nodes.node_weak,
     "common_cause": common_cause, "store_down": store_down, "cut_from_store": cut_from_store,
     "isolate": isolate, "peers_cut": peers_cut,
     "replaced_unseen": replaced_unseen, "unfit_unseen": unfit_unseen,

@@ -18,6 +18,7 @@ from ..core.model import Now
 from .loop import Action, Loop
 
 Ts = TypeVarTuple("Ts")
+SLOW, BROKEN = "slow", "broken"
 UNBEGUN = inspect.CORO_CREATED
 
 
@@ -34,6 +35,8 @@ class Machine:
         self.fatal_cursor = 0  # of the line in which its kernel said so
         self.fatal_s = 0.0  # since when
         self.was_fatal = ""
+        self.weak = ""  # the truth: SLOW or BROKEN, of its way to all others
+        self.weak_s = -1e9  # when it was that last, or became it
         self.was_paused = False  # with its clock, ever
         self.gone = False  # dead for good
         self.boots = 1

@@ -15,6 +15,7 @@ from ..core.model import TRAINER, Decision, Doc, Effect, Now, Observed, Plan, St
 from ..core.model.subject import LEASE, NODE, RUN, subject_of
 from ..core.run import policy, validity
 from ..core.run.stage import check_invariants
+from ..core.run.start_gate import FAILED
 from ..core.run.state import RunState
 from . import account
 from .disk import Origin, void_by
@@ -28,11 +29,12 @@ from .store import VirtualStore
 decode_plan = msgspec.json.Decoder(Plan).decode
 CALM_S = 20.0  # after a disturbance, until every false step that it excuses is taken
 LEDGER_SLACK_S = 1.5  # the ledger may settle one tick late
+TESTS_OLD_S = 30.0  # what is written of tests was so no longer ago
 LATE_S = 20.0  # a plan may arrive this long after it was made
 HEARD_S = 3.0  # until an agent that is there has heard what an operator asks
 NAMED = re.compile(r"rank (\d+) \(pid (\d+)\)")
 BY_HAND = "by hand"
-IDEMPOTENT_EVERY = 7  # every 7th step is made twice: enough to catch, cheap enough to keep
+IDEMPOTENT_EVERY = 19  # every 19th step is made twice: enough to catch, cheap enough to keep
 
 
 class RunTruth:
@@ -257,6 +259,7 @@ class Monitor:
         name = subject_of(write.key).node
         if fault in ("", BY_HAND):  # a person may do as he likes
             return
+        self._hurt(name, fault)
         held = self.excluded_by.setdefault(fault, [])
         held[:] = [each for each in held if each[1] != name]
         held.append((self.loop.now_s, name))
@@ -266,6 +269,14 @@ class Monitor:
         if many and len(held) > settings.breaker_fraction * len(self.edges) + 1:
             self.fail("breaker_holds", f"{len(held)} nodes excluded for {fault}: "
                       f"{', '.join(each[1] for each in held)}")
+
+    def _hurt(self, node: str, fault: str) -> None:
+        """Tests between nodes exclude nobody who is well; a moment's trouble may have been met."""
+        machine = self.edges[node].machine
+        since_s = self.loop.now_s - TESTS_OLD_S
+        well = not (machine.weak or machine.was_fatal) and machine.weak_s < since_s
+        if fault == FAILED and well and self.disturbed_s < since_s:
+            self.fail("good_node_kept", f"{node} is well, and excluded for {fault}")
 
     # ------------------------------------------------------------ the disk
 
@@ -474,7 +485,7 @@ class Monitor:
         out = {node for node, doc in observed.store.docs.of(NODE) if excluded(doc.body)}
         fresh = {beat.node for beat in edge.raw_beats.values() if beat.run == plan.run
                  and not beat.fatal and now.boot_s - beat.boot_s < edge.settings.lease_s / 2}
-        fresh -= out | edge.lost
+        fresh -= out | edge.lost | {name for name, one in self.edges.items() if one.machine.weak}
         placed = {node for _, node in plan.ranks}
         if len(placed) < min(views[0].nnodes_max, len(fresh)):
             self.fail("no_needless_shrink", f"{edge.machine.name}: gen {plan.generation} of "

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, TypeVar
 
+import msgspec
 from msgspec.structs import replace
 
 from ..actions.performer import JOURNAL_WAIT_S, OUTCOMES_MAX, Performer
@@ -23,6 +24,7 @@ from ..core.model import (
     Effect,
     EffectOutcome,
     NodeOrder,
+    NodeTests,
     RunCheck,
     Stop,
     StoreWrite,
@@ -33,14 +35,17 @@ from ..core.model.subject import LEASE, subject_of
 from ..history.journal import needs_sync
 from ..launchers.protocol import Outcome
 from ..store.base import Conflict, StoreError
+from . import node_tests
 from .journal import Kept, VirtualJournal
 from .launcher import Launcher, order_of
 from .loop import InvariantBroken, Loop
 from .machine import Machine, Process
+from .node_tests import Site
 from .store import VirtualStore
 
 Answer = TypeVar("Answer")
 CHECK_S = 1.0  # a round of checks
+TESTS_S = 4.0  # of tests between nodes
 ANSWER_S = 2.0  # the store's client waits so long
 START = "/start/"  # in the id of one
 RESENT_S = 20.0  # a request into a cut connection may still arrive this late
@@ -102,6 +107,8 @@ class Shell(Protocol):
     def kill(self, why: str) -> None: ...
 
     def delay_s(self, least_s: float) -> float: ...
+
+    def sites(self) -> Mapping[str, Site]: ...
 
     def written(self, write: StoreWrite, sent_boot_s: float) -> None: ...
 
@@ -229,6 +236,21 @@ class Outgoing:
         except TimeoutError:
             return EffectOutcome(effect.id, False, f"{effect.body.node}: no answer")
         return replace(said, id=effect.id)
+
+    async def tests(self, effect: Effect, body: NodeTests) -> EffectOutcome:
+        """As agent/daemon/peer_rounds.py arranges them: who cannot be asked is unknown."""
+        edge, sites = self.edge, self.edge.sites()
+        if self.process.alive:
+            self._leaves(effect.id)
+            self._left()
+        name = edge.machine.name
+        away = {one: why for one in body.nodes
+                if (why := node_tests.comes(sites[one], name, edge.network))}
+        await asyncio.sleep(edge.delay_s(TESTS_S))
+        if len(away) > len(body.nodes) - 2:
+            return EffectOutcome(effect.id, False, "; ".join(away.values()))
+        found = node_tests.tested(sites, body.nodes, away, edge.network, edge.rng)
+        return EffectOutcome(effect.id, True, "", msgspec.json.encode(found).decode())
 
     # ------------------------------------------------------------ the node
 

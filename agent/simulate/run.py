@@ -15,7 +15,7 @@ from . import liveness
 from .cluster import Cluster, Shape, build
 from .faults import FAULTS, heal
 from .loop import InvariantBroken
-from .storms import MANY, SINGLE, STORMS, Storm, shipped
+from .storms import SINGLE, STORMS, Storm, shipped
 
 RESTARTS = 3  # what a launcher of the simulator asks for; one more generation is the first
 SPOILT = 2  # checkpoints may be refused as bad: that costs no restart
@@ -69,7 +69,7 @@ def run_storm(seed: int, storm: str | Storm = "default", *, shape: Shape | None 
     rng = random.Random(seed * 104729 + 7)
     where = kind.shape(rng) if shape is None else shape
     single = where.members + where.spares == 1
-    cluster = build(seed, where, SINGLE if single else MANY, shipped(), sink)
+    cluster = build(seed, where, SINGLE if single else kind.many, shipped(), sink)
     drops = kind.dropped_wakes if dropped_wakes is None else dropped_wakes
     if hook is not None:
         hook(cluster)

@@ -11,8 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 
+from msgspec.structs import replace
+
 from ..config.runbooks import load_runbooks
 from ..core.model import Runbook, Settings
+from ..core.model.settings import LINKS
 from .cluster import Shape
 
 SINGLE = Settings(
@@ -23,6 +26,10 @@ MANY = Settings(
     script_floor_s=5.0, compile_limit_s=30.0, quiet_limit_s=20.0, stop_grace_s=1.0, lease_s=3.0,
     keep_checkpoints=3, single_node=False, gather_s=4.0, drain_limit_s=15.0,
 )
+
+
+TESTED = replace(MANY, gate=replace(
+    MANY.gate, peers=(LINKS,), peers_limit_s=20.0, suspects_limit_s=20.0))
 
 
 @dataclass(frozen=True)
@@ -39,6 +46,7 @@ class Storm:
         Shape(2, 1, 1, 1), Shape(2, 1, 1, 2), Shape(2, 2, 1, 1), Shape(3, 1, 1, 1),
         Shape(2, 1, 2, 1), Shape(4, 2, 1, 1), Shape(1, 1, 1, 2), Shape(1, 1, 1, 1)))
     dropped_wakes: float = 0.0
+    many: Settings = MANY  # of a world of several nodes
 
     def shape(self, rng: random.Random) -> Shape:
         """A world for one seed."""
@@ -112,6 +120,13 @@ STORMS: dict[str, Storm] = {
                      faults=(2, 6), single_share=0.0,
                      shapes=(Shape(1, 1, 2, 1, gpus=True), Shape(1, 2, 2, 2, gpus=True),
                              Shape(2, 2, 2, 1, gpus=True), Shape(2, 3, 2, 1, gpus=True))),
+    # Ranks stand still because of a card, or of themselves: tests between the nodes tell which.
+    "suspects": Storm("suspects", {"node_weak": 4.0, "rank_hung": 3.0, "rank_killed": 2.0,
+                                   "rank_exited": 1.0, "agent_killed": 1.0, "isolate": 0.5,
+                                   "node_crashed": 0.5, "lost_ack": 0.5},
+                      faults=(2, 6), storm_s=90.0, single_share=0.0, many=TESTED,
+                      shapes=(Shape(3, 1, 1, 1), Shape(4, 0, 1, 1, 3), Shape(3, 2, 1, 2),
+                              Shape(4, 2, 1, 1), Shape(6, 0, 1, 1, 4))),
     "network": Storm("network", STORE | DISK | {"rank_killed": 2.0, "node_frozen": 2.0},
                      single_share=0.0),
     "nodes": Storm("nodes", NODES | DISK | {"rank_killed": 1.0}, single_share=0.0),

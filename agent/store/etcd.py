@@ -21,25 +21,22 @@ import aiohttp
 import msgspec
 
 from ..config import settings
-from ..config import store as address
 from ..core.model import Doc, Documents, Lease, StoreView, StoreWrite, subject_of
 from ..core.model.subject import LEASE, RUN
 from ..system import procfs
 from .base import Conflict, StoreError, Traffic
-from .etcd_answers import KeyValue, Result, after, b64
-from .etcd_gateway import Gateway, Json, Login, Refused, Written
+from .etcd_answers import KeyValue, Result, after, b64, packed, unpacked
+from .etcd_gateway import Gateway, Json, Refused, Written, open_gateway
 from .etcd_leases import NAME, NAME_S, Held, Holder, boot_s, holder_of, names_in
 from .identity import CLUSTER, FILE, Known, id_of, new_mark, read_known, write_known
 
 BODY_MAX = 1 << 20  # etcd takes 1.5 MB a request, and base64 adds a third
 PAGE = 64  # documents in one answer
-CALL_S = 4.0  # of one question, whichever members are asked
-CLOSE_S = 1.0  # for letting go of the node's name
+CALL_S, CLOSE_S = 4.0, 1.0  # of one question to whichever members; to let go of the node's name
 LOOK_S = 2.0  # a store that nobody writes to is asked this often whether it is there
 BEHIND_MAX = 3  # looks in a row that knew more than the watch
 RETRY_LEAST_S, RETRY_MOST_S = 0.2, 3.0
-RUNS_MAX = 2000  # documents of runs; beyond it the longest untouched go, unless somebody leads them
-PRUNED_AT_ONCE = 50
+RUNS_MAX, PRUNED_AT_ONCE = 2000, 50  # documents of runs; beyond it those that nobody leads may go
 LEASE_LEAST_S = 2  # etcd's own least, with its usual election timeout
 
 
@@ -151,7 +148,7 @@ class EtcdStore:
                              f"may have {BODY_MAX}")
         self._refuse_unknown()
         compare = self._compare(write.key, write.expect_version, write.lease)
-        put = {"request_put": {"key": self._key(write.key), "value": b64(write.body)}}
+        put = {"request_put": {"key": self._key(write.key), "value": b64(packed(write.body))}}
         revision = await self._transact(compare, [put], [write.key], write.lease)
         version = write.expect_version + 1
         self._take(write.key, version, revision, write.body)
@@ -224,7 +221,7 @@ class EtcdStore:
         if lease not in self._held:
             return False
         version = int(compared["version"]) + 1
-        return doc.version == version and b64(doc.body) == wanted
+        return doc.version == version and b64(packed(doc.body)) == wanted
 
     async def _write(self, path: str, body: Json) -> Written:
         try:
@@ -333,7 +330,7 @@ class EtcdStore:
         answer = await self.gateway.ask("/v3/kv/range", {"key": self._key(key)}, CALL_S)
         for row in answer.kvs:
             self._take_kv(row)
-            return Doc(key, row.version, row.value)
+            return Doc(key, row.version, unpacked(row.value))
         return Doc(key, 0)
 
     async def refresh(self) -> None:
@@ -497,23 +494,16 @@ class EtcdStore:
                 raise result
 
     async def _look_on(self, changed: Callable[[str], None]) -> None:
-        """A watch is silent where nothing changes, and where it is dead: the store is asked what is
-        newer than all that is known, and how many keys there are."""
+        """A watch may be dead: one key tells the revision; etcd reads all to tell what is newer."""
         behind = 0
         while True:
             await asyncio.sleep(LOOK_S * random.uniform(0.9, 1.1))
-            prefix, since = self.prefix.encode(), self._revision
-            answer = await self.gateway.ask("/v3/kv/range", {
-                "key": b64(prefix), "range_end": b64(after(prefix)), "limit": str(PAGE),
-                "min_mod_revision": str(since + 1)}, CALL_S)
-            revision = answer.header.revision
-            if revision < since:
+            since = self._revision
+            answer = await self.gateway.ask("/v3/kv/range", {"key": self._key(CLUSTER)}, CALL_S)
+            if answer.header.revision < since:
                 raise StoreError(f"store: etcd at {self.gateway.name} is older than it was")
-            news = [row for row in answer.kvs if self._take_kv(row, revision)]
-            if news:
-                changed("the store changed")
-            is_odd = answer.count != len(self._revisions)
-            behind = behind + 1 if news or is_odd else 0
+            knew_less = answer.header.revision > self._revision and await self._look(changed)
+            behind = behind + 1 if knew_less else 0
             if behind >= BEHIND_MAX:
                 self._revision = 0  # everything is read again
                 raise StoreError("store: the watch says less than the store holds")
@@ -522,6 +512,21 @@ class EtcdStore:
                 changed("the store takes writes again")
             await self._claim_name()
             await self._prune()
+
+    async def _look(self, changed: Callable[[str], None]) -> bool:
+        """Takes what is newer than all that is known; whether the store held more than that.  Its
+        revision grows with what is written below other prefixes, too."""
+        prefix, known = self.prefix.encode(), len(self._revisions)
+        answer = await self.gateway.ask("/v3/kv/range", {
+            "key": b64(prefix), "range_end": b64(after(prefix)), "limit": str(PAGE),
+            "min_mod_revision": str(self._revision + 1)}, CALL_S)
+        revision = answer.header.revision
+        news = [row for row in answer.kvs if self._take_kv(row, revision)]
+        if news:
+            changed("the store changed")
+        elif known == answer.count == len(self._revisions) and not answer.more:
+            self._revision = max(self._revision, revision)
+        return bool(news) or answer.count != len(self._revisions)
 
     async def _prune(self) -> None:
         """Short runs come by the thousand, and each leaves a document.  Of all agents about one
@@ -582,7 +587,8 @@ class EtcdStore:
         return row.key.decode("utf-8", "replace").removeprefix(self.prefix)
 
     def _take_kv(self, row: KeyValue, seen_at: int = 0) -> bool:
-        return self._take(self._key_of(row), row.version, row.mod_revision, row.value, seen_at)
+        body = unpacked(row.value)
+        return self._take(self._key_of(row), row.version, row.mod_revision, body, seen_at)
 
 
 def open_etcd(
@@ -590,11 +596,5 @@ def open_etcd(
     writes: bool = True, run: str = "", makes: bool = True,
 ) -> EtcdStore:
     """StoreError names the setting or the file that is not as it must be."""
-    try:
-        endpoints = address.parse(settings.url).endpoints
-        tls = address.tls_context(settings)
-        password = address.read_password(settings.password_file) if settings.user else ""
-    except ValueError as error:
-        raise StoreError(str(error)) from error
-    gateway = Gateway(endpoints, tls, Login(settings.user, password))
-    return EtcdStore(gateway, settings.cluster, node, directory, lease_s, writes, run, makes)
+    return EtcdStore(
+        open_gateway(settings), settings.cluster, node, directory, lease_s, writes, run, makes)

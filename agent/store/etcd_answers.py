@@ -1,16 +1,21 @@
 """What etcd's gateway says, as values: one struct for all answers, each with the fields it has.
 
-Owns their form, and that of a key in a question.  The gateway leaves out what is false, 0 or empty,
-says 64-bit numbers as texts and bytes in base64; what has another form is no etcd's, and refused as
-a whole.
+Owns their form, and that of a key and of a long document in a question.  The gateway leaves out
+what is false, 0 or empty, says 64-bit numbers as texts and bytes in base64; what has another form
+is no etcd's, and refused as a whole.
 """
 
 from __future__ import annotations
 
+import zlib
 from base64 import b64encode
 from typing import Any
 
 import msgspec
+
+# etcd sends a document to every agent, as JSON: a plan of 16,384 ranks is 360 kB, packed 40.
+PACKED_FROM, UNPACKED_MAX = 16 << 10, 16 << 20  # bytes
+PACKED = b"\0zlib\0"  # how one begins that is packed; JSON begins otherwise
 
 
 class KeyValue(msgspec.Struct, frozen=True):
@@ -102,3 +107,22 @@ def b64(value: bytes) -> str:
 def after(prefix: bytes) -> bytes:
     """The first key behind all that begin with it; the prefix ends in "/"."""
     return prefix[:-1] + bytes([prefix[-1] + 1])
+
+
+def packed(body: bytes) -> bytes:
+    """As the store keeps it; a short one is left as it is, for people who look with etcdctl."""
+    if len(body) < PACKED_FROM and not body.startswith(PACKED):
+        return body
+    return PACKED + zlib.compress(body)
+
+
+def unpacked(value: bytes) -> bytes:
+    """What was packed; whatever is not sound stays as it is, and is no document to its reader."""
+    if not value.startswith(PACKED):
+        return value
+    decoder = zlib.decompressobj()
+    try:
+        body = decoder.decompress(value[len(PACKED):], UNPACKED_MAX)
+    except zlib.error:
+        return value
+    return body if decoder.eof else value

@@ -20,6 +20,8 @@ import aiohttp
 
 from holdfast.worker.addresses import host_of
 
+from ..config import settings
+from ..config import store as address
 from .base import StoreError, Traffic
 from .etcd_answers import Answer, Result, decode, error_of
 
@@ -429,3 +431,14 @@ def _why(error: BaseException) -> str:
     if isinstance(error, TimeoutError):
         return "no answer in time"
     return str(error) or type(error).__name__
+
+
+def open_gateway(settings: settings.Store) -> Gateway:
+    """By these settings.  StoreError names the one, or the file, that is not as it must be."""
+    try:
+        endpoints = address.parse(settings.url).endpoints
+        tls = address.tls_context(settings)
+        password = address.read_password(settings.password_file) if settings.user else ""
+    except ValueError as error:
+        raise StoreError(str(error)) from error
+    return Gateway(endpoints, tls, Login(settings.user, password))

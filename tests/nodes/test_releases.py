@@ -89,6 +89,7 @@ def test_a_run_over_two_neighbouring_releases_goes_on_whoever_of_them_leads(node
     world = Mixed(nodes, {1: of_revision(BEFORE, nodes.home / "before")})
     assert "PROTOCOL" not in world.transport(1).read_text()
     assert world.transport(0).samefile(ROOT / "agent/peers/transport.py")
+    world.labels = {0: {"rack": "r7"}}  # of which the other's agent tells its ranks nothing
     world.start_store()
     world.train(range(2), 2, STEPS)
     world.wait(lambda: min(world.step(number) for number in range(2)) >= 3)
@@ -104,6 +105,7 @@ def test_a_run_over_two_neighbouring_releases_goes_on_whoever_of_them_leads(node
         world.wait(lambda s=step: min(world.step(n) for n in range(2)) > s + 2)
         told = "".join(output(world.nodes[number]) for number in range(2))
         assert f"planned generation {generation} from the survivors' memory" in told, world.said()
+        assert "labels of" not in told, told
         if generation == 2:  # and now the other release leads
             agent = world.agent_pid(leader)
             os.kill(agent, signal.SIGSTOP)

@@ -39,7 +39,8 @@ class Balanced(DataParallel):
     def lay_out(self, members: Sequence[Member]) -> Layout:
         """Ranks of one label are a node; the k-th ranks of all nodes meet across."""
         plain = super().lay_out(members)
-        nodes, why = nodes_of(topology.labels(self.topology, members), members)
+        nodes, why = nodes_of(
+            topology.labels(self.topology, members), members, topology.source(self.topology))
         inside = [tuple(ranks) for ranks in nodes]
         across = [tuple(sorted(ranks)) for ranks in zip(*nodes)]
         groups = {f"{name}{lane}": made for lane in range(self.in_flight)
@@ -158,15 +159,18 @@ class Lane:
         self.stream.synchronize()
 
 
-def nodes_of(labels: Sequence[str], members: Sequence[Member]) -> tuple[list[list[int]], str]:
-    """The ranks of each node, and why so in words, where that is to be said.  A label may stand
-    for several nodes: one of them that is lost leaves the labels unlike numbers of ranks, and the
-    nodes themselves are taken.  Raises ConfigError where these have unlike numbers too."""
+def nodes_of(
+    labels: Sequence[str], members: Sequence[Member], source: str,
+) -> tuple[list[list[int]], str]:
+    """The ranks of each node, and why so in words, where that is to be said.  A label (whose they
+    are says `source`) may stand for several nodes: one of them that is lost leaves the labels
+    unlike numbers of ranks, and the nodes themselves are taken.  Raises ConfigError where these
+    have unlike numbers too."""
     nodes, why = _together(labels), ""
     names = [member.node for member in members]
     if _unlike(nodes) and all(names):
         nodes = _together(names)
-        why = " (by the nodes' names: the labels of [topology] have unlike numbers of ranks)"
+        why = f" (by the nodes' names: the labels of {source} have unlike numbers of ranks)"
     if _unlike(nodes):
         raise ConfigError([
             "strategy = 'sdp': the nodes have unlike numbers of ranks ("

@@ -290,12 +290,15 @@ class Pipeline:
     ) -> tuple[list[Ranks], int]:
         """The partition groups, stage by stage, and the bytes that the busiest rank sends to far
         ones in a step of `many` micro-batches: for its stage's copies, and to the stages beside."""
-        labels = topology.labels(self.setup.config.topology, self.members)
+        given = self.setup.config.topology
+        labels = topology.labels(given, self.members)
+        places = topology.places(given, self.members)
         groups, most, size = list[Ranks](), 0.0, self.options.group
         for number, (ranks, stage) in enumerate(zip(of_stage, cut)):
             own = [labels[rank] for rank in ranks]
             near = topology.apart(
-                topology.near_first(own, size), [self.members[rank] for rank in ranks],
+                topology.near_first([places[rank] for rank in ranks], size),
+                [self.members[rank] for rank in ranks],
                 number * size, len(of_stage) * size)
             weights = sum(piece.weight_bytes for piece in self.pieces[stage.first : stage.end])
             sent = topology.sent_far(own, near, weights, 1, gathers=1)

@@ -76,8 +76,9 @@ class Sharded:
             raise ConfigError([
                 f"{self.config.strategy}.group = {size} does not divide the world of {world} "
                 f"ranks: set one of {', '.join(map(str, topology.divisors(world)))}"])
-        labels = topology.labels(self.config.topology, members)
-        partitions = topology.apart(topology.near_first(labels, size), members, shards=size)
+        given = self.config.topology
+        labels, where = topology.labels(given, members), topology.places(given, members)
+        partitions = topology.apart(topology.near_first(where, size), members, shards=size)
         places = [Place()] * world
         for number, ranks in enumerate(partitions):
             for shard, rank in enumerate(ranks):
@@ -86,7 +87,7 @@ class Sharded:
                 places[rank] = Place(shard, rank, words + more)
         copies = [tuple(sorted(ranks[shard] for ranks in partitions)) for shard in range(size)]
         micro_steps = -(-(self.config.micro_batches or world) // world)
-        near = topology.ranks_a_label(labels, partitions) if self.options.hierarchical else 1
+        near = topology.ranks_a_hop(given, members, partitions) if self.options.hierarchical else 1
         slow = topology.slow_bytes(
             labels, partitions, self.need.weights, micro_steps, near=near)
         groups = {SHARD: partitions, REPLICATE: copies}

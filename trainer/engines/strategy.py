@@ -69,6 +69,9 @@ class Member(NamedTuple):
     # The shard that its process holds whole, and of how many; (-1, 0) where it has trained and
     # holds none; () for one that is new; None where some rank is of a release that tells nothing.
     held: tuple[int, ...] | None = None
+    # Of its node in the network, by the plan: {"rack": "r7"}.  None where the plan has none of any
+    # node, or some rank is not told: its agent or launcher is of a release that tells none.
+    labels: Mapping[str, str] | None = None
 
 
 class Place(NamedTuple):

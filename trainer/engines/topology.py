@@ -14,29 +14,66 @@ from typing import Any
 from ..config import ConfigError
 from .strategy import IN_ORDER, Member, Ranks
 
+DOMAIN = "nvlink_domain"  # inside of one, links are as fast as inside a node
+# Of the labels that agents give their nodes, those that say where one is: the widest first.
+LEVELS = ("efa_group", "rack", "rail", DOMAIN)
+Parts = tuple[str, ...]
+
 
 def divisors(world: int) -> list[int]:
     return [size for size in range(1, world + 1) if world % size == 0]
 
 
 def labels(given: Mapping[str, Any], members: Sequence[Member]) -> list[str]:
-    """By rank: where it is.  [topology] names a rank's number or a node; without it, the node.
+    """By rank: what it is in whose links are fast.  [topology] names a rank's number or a node;
+    without it, that is the NVLink domain among the labels of the nodes' agents, or the node.
 
-    Raises ConfigError as a run starts in which a rank has none.  In one that goes on, a node that
-    came later is one of its own: no setting is worth what was trained."""
+    Raises ConfigError as a run starts in which [topology] leaves a rank out.  In one that goes on,
+    a node that came later is one of its own: no setting is worth what was trained."""
     missing = unlabelled(given, members)
-    if missing and not goes_on(members):
+    if given and missing and not goes_on(members):
         raise ConfigError([
             f"topology: no label for node {', '.join(missing[:8])}: set topology.NODE or "
             "topology.RANK for each, or none at all"])
+    if not given:
+        return ["/" + "/".join(parts) if (member.labels or {}).get(DOMAIN) else member.node
+                for member, parts in zip(members, _parts(members))]
     return [str(given.get(str(rank), given.get(member.node, member.node)))
             for rank, member in enumerate(members)]
 
 
+def places(given: Mapping[str, Any], members: Sequence[Member]) -> list[Parts]:
+    """By rank: what it is in, the widest first.  Parts that are wider than an NVLink domain say who
+    is nearer, not that links are fast.  A node without labels is in parts of its own.  Raises
+    ConfigError as `labels` does."""
+    if given:
+        return [(label,) for label in labels(given, members)]
+    return [(*(parts if any(parts) else (member.node,) * len(parts)), member.node)
+            for member, parts in zip(members, _parts(members))]
+
+
+def kinds(members: Sequence[Member]) -> list[str]:
+    """The kinds of labels of the nodes' agents that say anything.  One that is the same wherever it
+    is known tells no node from another: an agent that has yet to learn its own, as on EC2, makes no
+    stranger of its node."""
+    known = {level: {member.labels.get(level, "") for member in members if member.labels} - {""}
+             for level in LEVELS}
+    return [level for level in LEVELS if len(known[level]) > (level != DOMAIN)]
+
+
+def _parts(members: Sequence[Member]) -> list[Parts]:
+    """By rank: its node's labels of these kinds, "" where it has none of one."""
+    levels = kinds(members)
+    return [tuple((member.labels or {}).get(level, "") for level in levels) for member in members]
+
+
 def unlabelled(given: Mapping[str, Any], members: Sequence[Member]) -> list[str]:
-    """The ranks that [topology] leaves out, where it names any: each by its node and number."""
+    """The ranks that [topology], or else the nodes' agents, leave out where they name any: each by
+    its node and number."""
+    named = ([str(rank) in given or member.node in given for rank, member in enumerate(members)]
+             if given else [any(parts) for parts in _parts(members)])
     return [f"{member.node or 'of no name'} (rank {rank})" for rank, member in enumerate(members)
-            if given and str(rank) not in given and member.node not in given]
+            if not named[rank] and (given or any(named))]
 
 
 def goes_on(members: Sequence[Member]) -> bool:
@@ -44,30 +81,42 @@ def goes_on(members: Sequence[Member]) -> bool:
     return any(member.held for member in members)
 
 
-def strangers(given: Mapping[str, Any], members: Sequence[Member]) -> str:
-    """For the layout's words: who goes without a label in a run that goes on."""
-    missing = unlabelled(given, members)
-    if not missing or not goes_on(members):
+def source(given: Mapping[str, Any]) -> str:
+    """Whose labels these are."""
+    return "[topology]" if given else "the nodes' agents"
+
+
+def words(given: Mapping[str, Any], members: Sequence[Member]) -> str:
+    """For the layout's words: whose labels were taken, and who goes without one; "" where none
+    says anything."""
+    found = kinds(members)
+    if not given and not found:
         return ""
-    return f"; [topology] has no label for node {', '.join(missing[:8])}: near no other node"
+    missing = unlabelled(given, members)
+    said = f"; labels of {source(given)}" + ("" if given else f" ({', '.join(found)})")
+    if not missing:
+        return said
+    return f"{said}, none for node {', '.join(missing[:8])}: near no other node"
 
 
-def near_first(labels: Sequence[str], size: int) -> list[Ranks]:
-    """Groups of `size` ranks, those of one label together as far as they fill groups.
+def near_first(places: Sequence[Sequence[str]], size: int) -> list[Ranks]:
+    """Groups of `size` ranks, those of one place together as far as they fill groups.
 
-    Whole groups of one label come first; what is left over of each is filled up in label order.
+    Whole groups of the narrowest parts come first, then of what is left over those of the next
+    wider ones; what is left over of all is filled up in the order of their places.
     """
-    by_label: dict[str, list[int]] = {}
-    for rank, label in enumerate(labels):
-        by_label.setdefault(label, []).append(rank)
     groups: list[Ranks] = []
-    left: list[int] = []
-    for label in sorted(by_label, key=lambda label: by_label[label][0]):
-        ranks = by_label[label]
-        whole = len(ranks) - len(ranks) % size
-        groups += [tuple(ranks[first : first + size]) for first in range(0, whole, size)]
-        left += ranks[whole:]
-    groups += [tuple(sorted(left[first : first + size])) for first in range(0, len(left), size)]
+    left = list(range(len(places)))
+    for depth in range(len(places[0]), -1, -1):
+        parts: dict[Sequence[str], list[int]] = {}
+        for rank in left:
+            parts.setdefault(places[rank][:depth], []).append(rank)
+        left = []
+        for ranks in parts.values():
+            whole = len(ranks) - len(ranks) % size
+            groups += [tuple(sorted(ranks[first : first + size]))
+                       for first in range(0, whole, size)]
+            left += ranks[whole:]
     return sorted(groups)
 
 
@@ -157,6 +206,19 @@ def ranks_a_label(labels: Sequence[str], groups: Sequence[Ranks]) -> int:
             return 1
         sizes.update(number for _, number in runs)
     return sizes.pop() if len(sizes) == 1 else 1
+
+
+def ranks_a_hop(
+    given: Mapping[str, Any], members: Sequence[Member], groups: Sequence[Ranks]
+) -> int:
+    """As `ranks_a_label`; by node where groups span NVLink domains, and not alike, as after one has
+    lost a node: inside a node links are fast all the same."""
+    found = labels(given, members)
+    near = ranks_a_label(found, groups)
+    spans = any(len({found[rank] for rank in ranks}) > 1 for ranks in groups)
+    if near > 1 or given or not spans:
+        return near
+    return ranks_a_label([member.node for member in members], groups)
 
 
 def slow_bytes(

@@ -12,7 +12,7 @@ import shutil
 import signal
 import stat
 import time
-from typing import Any, Callable, Dict, List, Set
+from typing import Any, Callable, Dict, List, Optional, Set
 
 from .. import addresses, exits
 from ..wire import Packet, cut
@@ -31,6 +31,7 @@ PATHS_S, PATHS_MAX = 15.0, 32  # a mount that hangs is unknown, and refuses noth
 HOW = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a lock is opened
 LOCK_STALE_S = 120.0  # as the agent's: a compile's stages follow each other within seconds
 REFUSALS_MAX = 8  # different reasons that are said
+LABELS_MAX, LABEL_MAX = 16, 64  # labels of a node, and characters of one
 OUTCOME_LIMIT = 9_000  # characters; one may take six bytes in a packet
 
 
@@ -196,6 +197,7 @@ class Commands:
             history=list(body.get("history", ())),
             permit_ns=deadline if permit_s else 0,
             group=int(body.get("group") or 0), groups=int(body.get("groups") or 1),
+            labels=labels_in(body),
         ))
         self.starting[command_id] = generation
         self.started()
@@ -348,6 +350,14 @@ class Commands:
             raise Refused("no fault %r: kill, stop, stall, exception, hold-gil, skip-collective"
                           % fault)
         self.outcome(command_id, True)
+
+
+def labels_in(body: Dict[str, Any]) -> Optional[List[List[str]]]:
+    """This node's labels of an order to start, bounded; None where it says nothing of any."""
+    if body.get("labels") is None:
+        return None
+    return [[str(name)[:LABEL_MAX], str(text)[:LABEL_MAX]]
+            for name, text in body["labels"][:LABELS_MAX]]
 
 
 def taken(descriptor: int) -> bool:

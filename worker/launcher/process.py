@@ -33,6 +33,7 @@ class StartCommand(NamedTuple):
     permit_ns: int
     group: int = 0  # this node's place among the generation's; the first hosts its store
     groups: int = 1
+    labels: Optional[List[List[str]]] = None  # of this node in the network; None = nobody's is told
 
     def keeps(self, local_rank: int) -> bool:
         """Whether the process at this place on this node lives on, as whichever rank."""

@@ -329,7 +329,8 @@ class RankProcesses:
             {"t": "assign", "run": self.spec.run, "generation": command.generation,
              "rank": process.rank, "local_rank": process.local_rank, "world": command.world,
              "store_host": store.host, "store_port": store.port, "resume": command.resume,
-             "history": command.history, "node": os.uname().nodename, "environ": environ}, fds)
+             "history": command.history, "node": os.uname().nodename, "environ": environ,
+             "labels": command.labels}, fds)
         process.assigned, process.parked, process.place = True, None, ""
         process.flight = []
 

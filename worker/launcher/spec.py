@@ -245,6 +245,7 @@ def build(command: str) -> argparse.ArgumentParser:
     flag(ours, "--ignore-check", action="append", default=None, metavar="NAME",
          help="start though this check failed; again for others; needs --reason")
     flag(ours, "--reason", default="", help="why, for the journal")
+    flag(ours, "--time-collectives", action="store_true", help="time the script's collectives")
     if command == "train":
         flag(ours, "--config", default="", help="the trainer's settings, a TOML file")
         flag(ours, "--export", default="", metavar="DIR",
@@ -593,7 +594,7 @@ def program_of(command: str, options: argparse.Namespace, rest: List[str]) -> Pr
             fail("-m and --no-python exclude each other")
         return Program("command", target, rest[1:], hooks=False)
     if options.module:
-        return Program("module", target, rest[1:], hooks=hooks)
+        return Program("module", target, rest[1:], hooks=hooks, tap=options.time_collectives)
     if not os.path.exists(target):
         fail("%s: no such file (from %s)" % (target, os.getcwd()))
-    return Program("script", target, rest[1:], hooks=hooks)
+    return Program("script", target, rest[1:], hooks=hooks, tap=options.time_collectives)

@@ -3,8 +3,9 @@
 Owns the look for the script's DDP and the copy of its newest measurement to the page.  DDP takes
 the times of its first ten iterations and of each hundredth after (its own default, which a script
 may change), by events on the device where that is one: nothing is measured here, and nobody is
-made to wait.  Other ways of training in parallel keep no such times and are not seen.  Fails open:
-a torch without one of these names is left alone.
+made to wait.  Other ways of training in parallel keep no such times: what their ranks waited in the
+collectives stands there instead (collectives.py).  Fails open: a torch without one of these names
+is left alone.
 """
 
 from __future__ import annotations
@@ -14,8 +15,6 @@ import weakref
 from typing import Any, Callable, Optional
 
 from .. import page as pages
-
-EVERY_STEPS = 20  # a copy takes tens of microseconds: too many for each step
 
 
 class Watch:
@@ -36,7 +35,7 @@ class Watch:
         self.module = weakref.ref(module) if module is not None else None
 
     def copy(self) -> None:
-        """The newest measurement to the page."""
+        """The newest measurement to the page: tens of microseconds, too many for each step."""
         module = self.module() if self.module is not None else None
         if module is None:
             return
@@ -44,9 +43,16 @@ class Watch:
             measured = read(module._get_ddp_logging_data())
         except (AttributeError, KeyError, RuntimeError, TypeError, ValueError):
             return  # not measured yet, or another torch than any that was read
+        if measured.iteration != self.fields[pages.F_GRADIENTS]:
+            self.write(measured)
+
+    def write_waited(self, waited: Optional[pages.Gradients]) -> None:
+        """What a rank waited in all collectives to the page, where no DDP is followed."""
+        if waited is not None and (self.module is None or self.module() is None):
+            self.write(waited)
+
+    def write(self, measured: pages.Gradients) -> None:
         fields, first = self.fields, pages.F_GRADIENTS
-        if measured.iteration == fields[first]:
-            return
         fields[first] = 0
         for number, value in enumerate(measured[1:], first + 1):
             fields[number] = value

@@ -1,10 +1,11 @@
 """What Holdfast observes in a script that knows nothing of it.
 
 Owns the two optimizer hooks and the reading of the default process group.  Nothing of torch is
-replaced: the optimizer hooks are torch's own global ones, the group's sequence number is read by
-the ticker.  Python wrappers around torch.distributed would see none of DDP's or FSDP's
-collectives (they call the group below Python), so there are none.  Fails open: a torch without
-one of these is watched with what remains, said in one line.
+replaced here: the optimizer hooks are torch's own global ones, the group's sequence number is read
+by the ticker.  What a rank stands in is told from that number and never from wrappers, which would
+see none of the collectives that C++ enters (collectives.py has those that Python does, for their
+times alone).  Fails open: a torch without one of these is watched with what remains, said in one
+line.
 """
 
 from __future__ import annotations

@@ -37,6 +37,7 @@ class Program(NamedTuple):
     argv: List[str]
     trainer: bool = False
     hooks: bool = True
+    tap: bool = False  # of a script's collectives; the trainer's are always timed
 
 
 class Seat(NamedTuple):
@@ -143,6 +144,8 @@ def run(program: Program, seat: Seat) -> None:
     reseed()
     if program.trainer or program.hooks:
         worker.ticker.each_beat.append(worker.gradients.each_beat)
+    if program.trainer or program.tap:
+        worker.ticker.each_beat.append(worker.collectives.each_beat)
     if program.trainer:
         worker.ticker.each_beat.append(worker.each_beat)
         worker.switch_phase(pages.PHASES.index("startup"))

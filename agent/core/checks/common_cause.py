@@ -18,6 +18,7 @@ OF_SCOPE = {  # scope of a fault's runbook -> the checks that the fault puts in 
 }
 # Checks that no child of the agent makes: the core's own, the store's and the launcher's.
 NOT_A_ROUND = ("incidents", "drift", "paths")
+TOGETHER = ("peers",)  # and those that several nodes make, and leave with each of them
 Failing = Mapping[str, Mapping[str, float]]  # check -> node -> wall_s since when it fails there
 
 

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
+from msgspec.structs import replace
 
 from ..model import Doc, Documents, Settings, Value
 from ..nodes import breaker
@@ -55,6 +56,7 @@ class Found(Value, frozen=True):
     notes: tuple[str, ...] = ()  # of groups and versions, and of a cause in common
     problem: str = ""  # why nothing was found
     took_s: float = 0.0
+    suspects: tuple[str, ...] = ()  # made for their sake between two generations; () = for a start
 
 
 def found_of(report: Report, took_s: float = 0.0) -> Found:
@@ -72,6 +74,14 @@ def found_of(report: Report, took_s: float = 0.0) -> Found:
                     for one in report.links[:NAMED_MAX]),
         unknown=(*silent[:NAMED_MAX], *rest), notes=tuple(_notes(report))[:NAMED_MAX],
         took_s=took_s)
+
+
+def with_away(found: Found, away: Mapping[str, str]) -> Found:
+    """With who took no part, and why: unknown.  Who is named nowhere is well, so that of many the
+    name alone stays."""
+    told = list(away.items())
+    rest = ((name, "") for name, _ in told[NAMED_MAX:])
+    return replace(found, unknown=(*found.unknown, *told[:NAMED_MAX], *rest))
 
 
 def _reason(row: Row) -> str:

@@ -21,9 +21,11 @@ from ..model import (
     Verdict,
     node_subject,
 )
+from ..run.layout import Member
 from ..run.operator import OperatorRequest
 from ..run.state import RunState
 from .ranks.ended import Cause
+from .ranks.growth import Growth
 
 
 class NodeView(NamedTuple):
@@ -91,6 +93,7 @@ class RanksView(NamedTuple):
     of_kernel: list[tuple[int, Cause]]  # (pid, cause) of what the kernel said of processes
     request: OperatorRequest | None
     alerts: tuple[Cause, ...]  # what alerts from outside ask for
+    nodes: tuple[Member, ...]  # of the run and of that plan
 
 
 class Look(NamedTuple):
@@ -110,6 +113,7 @@ class Look(NamedTuple):
     reason: str = ""  # why no plan is made, for people
     ends: str = ""  # why the run is over: it waited for nodes as long as it may
     wake_s: float = 3600.0  # look again no later
+    growth: Growth | None = None  # who would make the world larger; None: not looked at
 
 
 class RunDetector(Protocol):

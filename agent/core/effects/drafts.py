@@ -129,12 +129,14 @@ def peers_subject(run: str) -> str:
     return run_subject(run, "peers")
 
 
-def test_nodes(view: RunView, nodes: tuple[str, ...], groups: bool, deadline_s: float) -> Effect:
+def test_nodes(
+    view: RunView, nodes: tuple[str, ...], groups: bool, deadline_s: float, reason: str,
+    suspects: tuple[str, ...] = (),
+) -> Effect:
     """This node is the first of them."""
     return Effect(
         id="", kind=RUN_CHECK, subject=peers_subject(view.run), deadline_s=deadline_s,
-        reason=f"tests between {len(nodes)} nodes before run {view.run} starts",
-        body=NodeTests(view.run, nodes, groups))
+        reason=reason, body=NodeTests(view.run, nodes, groups, suspects))
 
 
 def delete(plan: Plan, view: RunView, paths: tuple[str, ...]) -> Effect:

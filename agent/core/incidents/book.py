@@ -42,7 +42,7 @@ class IncidentBook(msgspec.Struct, Generic[Item]):
     closed: Incident | None = None  # the last one: an answer about it may still be on its way
 
     def entries(self) -> list[Item]:
-        return [self.open[key] for key in sorted(self.open)]
+        return [self.open[key] for key in sorted(self.open)] if self.open else []
 
     def incidents(self) -> dict[str, Incident]:
         return {item.incident.id: item.incident for item in self.entries()}

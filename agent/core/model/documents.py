@@ -30,7 +30,7 @@ class Documents:
     def __init__(self, docs: Iterable[Doc] = ()) -> None:
         self._by_key: dict[str, Doc] = {doc.key: doc for doc in docs}
         self._kinds: dict[str, tuple[tuple[str, Doc], ...]] | None = None
-        self._decoded: dict[tuple[Any, str], tuple[Doc, Any]] = {}
+        self._decoded: dict[tuple[Any, str], tuple[Doc | None, Any]] = {}
 
     def get(self, key: str) -> Doc:
         """The document, or one of version 0 where the store has none."""
@@ -47,13 +47,11 @@ class Documents:
         return self._kinds.get(kind, ())
 
     def decoded(self, key: str, read: Callable[[Doc], Body]) -> Body:
-        """What `read` makes of the document; asked once for each version of it."""
+        """What `read` makes of the document, or of its absence; asked once for each version."""
         doc = self._by_key.get(key)
-        if doc is None:
-            return read(Doc(key=key, version=0))
         known = self._decoded.get((read, key))
         if known is None or known[0] is not doc:
-            known = self._decoded[read, key] = doc, read(doc)
+            known = self._decoded[read, key] = doc, read(doc or Doc(key=key, version=0))
         body: Body = known[1]
         return body
 
@@ -61,7 +59,8 @@ class Documents:
         """With these instead; None removes one.  What stays decoded stays so."""
         made = Documents()
         made._by_key = {key: doc for key, doc in {**self._by_key, **docs}.items() if doc}
-        made._decoded = {at: one for at, one in self._decoded.items() if at[1] not in docs}
+        made._decoded = {at: one for at, one in self._decoded.items()
+                         if one[0] is not None and at[1] not in docs}
         return made
 
     def __iter__(self) -> Iterator[Doc]:

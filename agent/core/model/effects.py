@@ -6,7 +6,7 @@ Owns the types that go out to launchers, the store and the node's root unit.
 from __future__ import annotations
 
 from .concluded import Answer, Incident, Request, Verdict
-from .observed import Beat
+from .observed import Beat, Labels
 from .plan import Plan, Resume
 from .time import Value
 
@@ -58,6 +58,7 @@ class Start(Value, frozen=True, tag="start"):
     reason: str
     permit_s: float = 0.0  # 0 = no end
     history: tuple[tuple[int, int], ...] = ()
+    labels: Labels | None = None  # of this node, by the plan; None = the plan has none at all
 
 
 class Stop(Value, frozen=True, tag="stop"):
@@ -128,11 +129,13 @@ class RunCheck(Value, frozen=True, tag="check"):
 
 class NodeTests(Value, frozen=True, tag="tests"):
     """Tests between the nodes of a run, this one first; detail is JSON, Found of
-    agent/core/checks/node_tests.py.  `groups`: also every operation of all of them together."""
+    agent/core/checks/node_tests.py.  `groups`: also every operation of all of them together;
+    `suspects`: for whose sake they are made between two generations."""
 
     run: str
     nodes: tuple[str, ...]
     groups: bool = False
+    suspects: tuple[str, ...] = ()
 
 
 class Decision(Value, frozen=True):

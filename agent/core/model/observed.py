@@ -52,14 +52,16 @@ class Parked(Value, frozen=True):
 
 
 class GradientSum(Value, frozen=True):
-    """How long one of a rank's steps took to sum its gradients, as torch's DDP measured it."""
+    """How long one of a rank's steps took to sum its gradients, as torch's DDP measured it; of
+    other ways to train, how long its collectives took in a step, on average over a few."""
 
-    iteration: int  # by DDP's own count, from 1 on in each generation
-    sum_s: float  # from the first bucket's all-reduce to the end of the last one's
-    wait_s: float  # the part of it behind this rank's own backward pass
-    compute_s: float  # forward and backward pass
+    iteration: int  # by DDP's own count, from 1 on in each generation; else the step
+    sum_s: float  # from the first bucket's all-reduce to the end of the last one's; else of all
+    wait_s: float  # the part of it behind this rank's own backward pass; else of all waits
+    compute_s: float  # forward and backward pass; else all of a step that is no such wait
     size_bytes: int = 0  # of all gradients; 0 unknown
-    world: int = 0  # ranks that sum them
+    world: int = 0  # ranks that sum them; else all
+    in_all: bool = False  # of all collectives that Python enters on CPU tensors
 
 
 class RankView(Value, frozen=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .observed import Labels
 from .time import Value
 
 
@@ -43,3 +44,6 @@ class Plan(Value, frozen=True):
     # Its nodes of which who leads hears nothing, lost or cut off; of a script's also those whose
     # ranks are to end.  They renew no permit.
     unheard: tuple[str, ...] = ()
+    # Where the nodes of its ranks are in the network, for a trainer over several: labels, and the
+    # nodes that have them.  () = nobody has any, or it was made by a release that tells none.
+    labels: tuple[tuple[Labels, tuple[str, ...]], ...] = ()

@@ -36,6 +36,7 @@ class GateSettings(Value, frozen=True):
     between: tuple[str, ...] = ()  # before a restart, on a node that hardware puts under suspicion
     peers: tuple[str, ...] = ()  # what the nodes of a run test with each other before its start
     peers_limit_s: float = 120.0  # how long it waits for that
+    suspects_limit_s: float = 30.0  # how long a restart waits for such tests; 0 = it makes none
 
 
 PEER_TESTS = LINKS, GROUPS = ("links", "groups")  # what `checks.peers` may name

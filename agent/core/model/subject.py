@@ -6,11 +6,13 @@ behind the name is its kind's own: a path may have slashes, and begin with one.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 RUN, NODE, STORE, LEASE, INCIDENT = "run", "node", "store", "lease", "incident"
 RANK = "rank"
 FLEET = "fleet"
+SUBJECTS_MAX = 4096  # remembered: each step says those of its nodes, runs and ranks again
 
 
 class Subject(NamedTuple):
@@ -41,6 +43,7 @@ class Subject(NamedTuple):
         return int(number) if word == RANK and number.isdecimal() else -1
 
 
+@lru_cache(maxsize=SUBJECTS_MAX)
 def subject_of(text: str) -> Subject:
     """Any text: what has no such parts has empty ones."""
     kind, _, rest = text.partition("/")
@@ -48,6 +51,7 @@ def subject_of(text: str) -> Subject:
     return Subject(kind, name, part)
 
 
+@lru_cache(maxsize=SUBJECTS_MAX)
 def run_subject(run: str, part: str = "") -> str:
     return str(Subject(RUN, run, part))
 
@@ -57,5 +61,6 @@ def rank_subject(run: str, rank: int) -> str:
     return run_subject(run, f"{RANK}/{rank}" if rank >= 0 else "")
 
 
+@lru_cache(maxsize=SUBJECTS_MAX)
 def node_subject(node: str, part: str = "") -> str:
     return str(Subject(NODE, node, part))

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from .. import ladder
 from ..actions import RUN_CHECK, is_root_verb
-from ..checks.common_cause import NOT_A_ROUND, OF_SCOPE
+from ..checks.common_cause import NOT_A_ROUND, OF_SCOPE, TOGETHER
 from ..effects import drafts
 from ..effects.in_flight import EffectResult
 from ..incidents import values
@@ -75,7 +75,7 @@ class CheckRuns:
     # ------------------------------------------------------------ asking
 
     def _ask(self, ctx: Context, item: Watched | Stood, book: Runbook) -> None:
-        one, names = item.incident, checks_of(book)
+        one, names = item.incident, tuple(x for x in checks_of(book) if x not in TOGETHER)
         instructed = item.action if isinstance(item, Watched) else ""
         if not names or instructed == RUN_CHECK and self._is_well(ctx, item, names):
             return  # it was asked for by repeats, and nothing stands behind it

@@ -56,8 +56,9 @@ class ConditionIncidents:
         """Opens, keeps and closes; `verdicts` are all of those that stand now, `devices` maps the
         addresses and subjects of devices that have an incident already to its severity."""
         here = {f"{one.fault}|{one.subject}": one for one in verdicts}
-        for kind in registry.of_node():
-            if any(one.startswith(kind.reads + kind.beside) for one in ctx.observed.samples.silent):
+        silent = ctx.observed.samples.silent
+        for kind in registry.of_node() if silent else ():
+            if any(one.startswith(kind.reads + kind.beside) for one in silent):
                 self._silent_s[kind.name] = ctx.now.boot_s
         for key in sorted(self.book.open):
             self._gone(ctx, key, here)

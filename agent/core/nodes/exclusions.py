@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from ..actions import EXCLUDE_NODE, RUN_CHECK
-from ..checks.common_cause import OF_SCOPE
+from ..checks.common_cause import OF_SCOPE, TOGETHER
 from ..checks.verdict import CRITICAL, OK
 from ..detect.cloud.ec2 import SPOT_FAULT
 from ..effects import drafts
@@ -90,7 +90,8 @@ class Exclusions:
         faults = faults_of(ctx)
         fleet = len(fleet_nodes(self.name, ctx))
         tripped: dict[str, str] = {}
-        for beat in sorted(ctx.observed.beats, key=lambda b: (b.node, b.run)):
+        sick = [beat for beat in ctx.observed.beats if beat.fatal]
+        for beat in sorted(sick, key=lambda b: (b.node, b.run)):
             if beat.run not in runs or not self._should_exclude(beat, ctx):
                 continue
             is_open, why = breaker.is_open(faults, beat.fatal, fleet, ctx.settings)
@@ -153,9 +154,11 @@ class Exclusions:
             return ", ".join(good)
         rounds = (ctx.now.wall_s - since_s) // CHECK_EVERY_S
         generation = int(since_s + rounds * CHECK_EVERY_S)
-        if not ctx.in_flight.asked(generation, node_subject(self.name, "checks"), RUN_CHECK):
+        own = tuple(one for one in names if one not in TOGETHER)
+        if own and not ctx.in_flight.asked(
+                generation, node_subject(self.name, "checks"), RUN_CHECK):
             ctx.emit(generation, drafts.check_node(
-                self.name, names, 0.0, f"excluded for {doc.fault}", CHECKS_S, doc.fault))
+                self.name, own, 0.0, f"excluded for {doc.fault}", CHECKS_S, doc.fault))
         return ""
 
     def _should_exclude(self, beat: Beat, ctx: Context) -> bool:

@@ -29,6 +29,7 @@ from ..model import (
 )
 from . import members, policy, progress, reconcile
 from .alert_looks import AlertLooks
+from .between import BetweenTests
 from .causes import Causes
 from .ending import LOOK_AGAIN_S, Endings
 from .incidents import RunIncidents
@@ -62,6 +63,7 @@ class RunCase:
         self.looks = AlertLooks(state, self.incidents, self.document, self.recovery)
         self.gate = StartGate(state, self.incidents, self.ending)
         self.peers = PeerGate(state, self.incidents, self.document)
+        self.between = BetweenTests(state, self.incidents, self.document, self.peers)
         self.stage = Stage.UNKNOWN  # as of the last step
         self.shown = ledger.Shown()  # as of the last step
 
@@ -79,7 +81,8 @@ class RunCase:
         """Another boot's seconds mean nothing here."""
         progress.new_boot(self.state, boot_s)
         self._storeless_since(-1.0)
-        for part in (self.document, self.incidents, self.recovery, self.ending, self.causes):
+        for part in (self.document, self.incidents, self.recovery, self.ending, self.causes,
+                     self.between):
             part.new_boot()
 
     def step(self, ctx: Context) -> None:
@@ -98,6 +101,7 @@ class RunCase:
             self._name(ctx, plan)
             return
         if ctx.view.connected:
+            self.peers.look(ctx, plan)
             self.causes.learn(ctx, plan, ranks)
             self.recovery.close(ctx, plan, ranks)
             self.causes.detect(ctx, plan, ranks)
@@ -212,6 +216,7 @@ class RunCase:
                 self.ending.settled(done)
                 self.gate.settled(done)
                 self.peers.settled(ctx, done)
+                self.between.settled(ctx, done)
                 self.causes.settled(ctx, done)
                 self.incidents.settled(ctx, done)
 
@@ -336,7 +341,8 @@ class RunCase:
                     not any(rank.state in LIVE for rank in ranks)):
                 self.ending.decide(policy.finish_code(cause), grant.reason, cause.fault)
                 self.ending.finish(ctx, plan)
-        elif self.recovery.ready(ctx, ranks) and not self.gate.holds_restart(ctx, cause):
+        elif (self.recovery.ready(ctx, ranks) and not self.gate.holds_restart(ctx, cause)
+              and not self.between.holds(ctx, plan, cause)):
             cause = self.recovery.doubted(ctx, plan, ranks, cause)
             self.document.propose(ctx, plan, ranks, cause.reason, cause,
                                   self.peers.left_out(ctx, plan))
@@ -380,9 +386,7 @@ class RunCase:
         """Names a node that came, or came back: only a named node may follow a lost leader."""
         if plan is not self.state.document.plan or plan.finished >= 0:
             return
-        nodes = members.members(
-            ctx.view, plan, ctx.observed.beats, ctx.observed.store, ctx.now, ctx.settings,
-            ctx.since_boot_s)
+        nodes = ctx.nodes(plan)
         named = {*plan.members, *plan.spares}
         new = [m.node for m in nodes if m.is_fit and not m.draining and m.node not in named]
         if new:
@@ -437,9 +441,7 @@ class RunCase:
         view = ctx.view
         if ctx.settings.single_node:
             return False
-        nodes = members.members(view, plan, ctx.observed.beats, ctx.observed.store, ctx.now,
-                                ctx.settings, ctx.since_boot_s)
-        return sum(one.is_fit for one in nodes) < view.nnodes_min
+        return sum(one.is_fit for one in ctx.nodes(plan)) < view.nnodes_min
 
 
 def _shown(

@@ -127,6 +127,7 @@ class Causes:
             state, ctx.view, plan, max(state.progress.began_boot_s, ctx.since_boot_s),
             tuple(self._with_where(rank) for rank in ranks), ctx.now, ctx.observed, ctx.settings,
             ctx.runbooks, ctx.since_boot_s, ctx.frozen, ctx.causes, self.operator.restart, asked,
+            ctx.nodes(plan),
         )
         self._ask(ctx, view)
 
@@ -140,6 +141,8 @@ class Causes:
             ctx.reason = look.reason or ctx.reason
             ctx.wake(look.wake_s)
             self._ticket(ctx, detector.name, look)
+            if look.growth is not None and look.growth != self.state.suspects.growth:
+                self.state.suspects = replace(self.state.suspects, growth=look.growth)
             if look.heard:
                 self.operator.restart = None
             if look.lonely:
@@ -207,7 +210,7 @@ class Causes:
 
     def _with_where(self, rank: RankView) -> RankView:
         where = self.state.suspects.where.get(f"{rank.generation}/{rank.rank}/{rank.step}", "")
-        return replace(rank, where=rank.where or where)
+        return replace(rank, where=where) if where and not rank.where else rank
 
     def _ask_evidence(self, ctx: Context, ranks: tuple[RankView, ...], number: int) -> None:
         """Asks once for each suspicion and rank, on the node where the rank is."""

@@ -11,11 +11,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from operator import eq
 
-from ..model import LEVELS, MODEL, Labels, Value
+from ..model import LEVELS, MODEL, Labels, Plan, Value
+from ..nodes.labels import LABEL_MAX
 
 WAITING = "waiting for nodes"  # how the reason begins where there are too few
 HELD_SHOWN = 4  # nodes that their own gates or models keep out, in that reason
 WEIGHED_MAX = 100_000  # pairs of a slot and a free node: beyond, neighbours follow by their labels
+WRITTEN_MAX = 200_000  # bytes of a plan for labels; the store takes 1 MB, and ranks need most
 Place = tuple[str, ...]  # a node's label at each level of the network, the widest first
 
 
@@ -129,6 +131,35 @@ def _same_model(
 def _place(labels: Labels) -> Place:
     found = dict(labels)
     return tuple(found.get(level, "") for level in LEVELS)
+
+
+def labelled(
+    members: Iterable[Member], nodes: Sequence[str]
+) -> tuple[tuple[Labels, tuple[str, ...]], ...]:
+    """For a plan: where these nodes are in the network, those of one place together, so that a
+    rack's labels are written once.  () where none has labels, or where there is so much of them
+    that the store might refuse the document: near nodes are worth less than a plan."""
+    found: dict[Labels, list[str]] = {}
+    told: dict[Labels, list[str]] = {}  # a node's own labels, of whichever order and kinds
+    known = {m.node: m.labels for m in members}
+    for node in nodes:
+        own = known.get(node, ())
+        if own not in told:
+            labels = tuple((level, text) for level, text in zip(LEVELS, _place(own))
+                           if 0 < len(text) <= LABEL_MAX)
+            told[own] = found.setdefault(labels, []) if labels else []
+        told[own].append(node)
+    written = sum(len(level) + len(text) + 6 for labels in found for level, text in labels)
+    if written + len("','".join(nodes)) * bool(found) > WRITTEN_MAX:
+        return ()
+    return tuple((labels, tuple(those)) for labels, those in found.items())
+
+
+def labels_at(plan: Plan, node: str) -> Labels | None:
+    """A node's by the plan; None where the plan knows of nobody's."""
+    if not plan.labels:
+        return None
+    return next((labels for labels, those in plan.labels if node in those), ())
 
 
 def _units(world: World, before: Sequence[str], fit: Mapping[str, Place]) -> list[list[str]]:

@@ -2,9 +2,9 @@
 
 Owns RunState.peers.  Who leads has the nodes that ask for ranks tested with each other, once for a
 start, and writes what was found into the store, where each node's own gate reads it.  A young word
-about all of them that is good spares the tests; a restart in place makes none.  A hurt node gets
-no ranks where enough others remain; else the start waits, and the tests are made again.  What is
-unknown holds up nobody, and neither do tests that come to no end.
+about all of them that is good spares the tests; before a restart between.py alone asks for some.
+A hurt node gets no ranks where enough others remain; else the start waits, and the tests are made
+again.  What is unknown holds up nobody, and neither do tests that come to no end.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from ..checks import node_tests
+from ..checks.judge import SLOW
 from ..checks.node_tests import PEERS, PREFIX, Found
 from ..detect.ranks.ended import Cause
 from ..effects import drafts
 from ..effects.in_flight import EffectResult
 from ..model import GROUPS, WARN, NodeTests, Plan
+from ..nodes import exclusions
 from . import plan as planning
 from .incidents import RunIncidents
 from .layout import Member, arranged
@@ -46,7 +48,7 @@ class PeerGate:
             return False
         if ctx.in_flight.busy(drafts.peers_subject(ctx.view.run)):
             ctx.reason = "its nodes are tested with each other before the start"
-        elif self._is_unwritten(ctx):
+        elif self.is_unwritten(ctx):
             ctx.reason = "what the tests between its nodes found is being written down"
         elif not self._asks(ctx, plan):
             return False
@@ -56,25 +58,58 @@ class PeerGate:
     def left_out(self, ctx: Context, plan: Plan | None) -> dict[str, str]:
         """Node -> why it takes no ranks now: what it was found to be, and of a broken link one end
         where there are enough without it."""
-        if not self._counts(ctx):
+        if not self.counts(ctx):
             return {}
         known = tests_in_force(ctx, ctx.view.generation > 0)
-        found = _refused(ctx, known)
+        if not any(one.hurt or one.links for one in known):
+            return {}
+        found = self.hurt_of(ctx, plan, known)
         return found | self._ends(ctx, plan, known, found)
+
+    def hurt_of(self, ctx: Context, plan: Plan | None, known: list[Found]) -> dict[str, str]:
+        """Who takes no ranks for what it was found to be, in which words.  A run that goes on keeps
+        who is slow where none is to spare, for it would stand still instead, and whom the breaker
+        keeps from being excluded."""
+        hurt, _ = node_tests.left_out(known, ctx.settings)
+        found = {node: node_tests.words(one) for node, one in hurt.items()}
+        if self.state.recovery is None:
+            return found
+        found = {node: why for node, why in found.items()
+                 if not exclusions.held_back(ctx, FAILED, node, {})[0]}
+        if self._enough(ctx, plan, self._fit(ctx, plan, found), found):
+            return found
+        return {node: why for node, why in found.items() if hurt[node].state != SLOW}
+
+    def look(self, ctx: Context, plan: Plan | None) -> None:
+        """Before anything is judged: no world grows for who would be left out of it."""
+        left = tuple(sorted(self.left_out(ctx, plan))) if ctx.leader else ()
+        if left != self.state.peers.left:
+            self.state.peers = replace(self.state.peers, left=left)
+
+    def fit(self, ctx: Context, plan: Plan) -> list[Member]:
+        """Who may take ranks of the next generation, and so part in tests before it."""
+        out = self.left_out(ctx, plan)
+        return [one for one in self._fit(ctx, plan, {}) if one.node not in out]
 
     def names_hurt(self, ctx: Context) -> dict[str, str]:
         """Who leads writes down who is hurt, once each, and what else was found; node -> why."""
-        known = tests_in_force(ctx, ctx.view.generation > 0) if self._counts(ctx) else []
+        known = tests_in_force(ctx, ctx.view.generation > 0) if self.counts(ctx) else []
+        if not known and not self.state.peers.named:
+            return {}
         found, _ = node_tests.left_out(known, ctx.settings)
-        own = {one.node for one in self.document.nodes(ctx, self.document.current(ctx))}
+        plan = self.document.current(ctx)
+        own = {one.node for one in self.document.nodes(ctx, plan)}
+        goes_on = plan is not None and plan.finished < 0 < plan.generation
+        placed = {node for _, node in plan.ranks} if plan and goes_on else set[str]()
         hurt = {node: one for node, one in found.items() if node in own}  # of this run
         named = dict(self.state.peers.named)
         for node in named.keys() - hurt.keys():
             self.incidents.close_note(ctx, named.pop(node), "it is not known to be hurt any more")
-        for node in hurt.keys() - named.keys():
+        for node in hurt.keys() - named.keys() if self.state.cause is None else ():
             one = hurt[node]
+            part = "takes part all the same" if node in placed else "takes no ranks of it"
             named[node] = self._note(
-                ctx, f"{node} takes no ranks of it: {node_tests.words(one)}", node, one.evidence)
+                ctx, f"{node} {part}: {node_tests.words(one)}", node, one.evidence)
         if tuple(named.items()) != self.state.peers.named:
             self.state.peers = replace(self.state.peers, named=tuple(named.items()))
         return {node: node_tests.words(one) for node, one in hurt.items()}
@@ -87,17 +122,20 @@ class PeerGate:
         found = node_tests.read_found(done.detail) if done.ok else None
         if found is None:
             found = Found(problem=done.error or "their report cannot be read")
-        found = replace(found, wall_s=ctx.now.wall_s, nodes=body.nodes)
+        found = replace(
+            found, wall_s=ctx.now.wall_s, nodes=body.nodes, suspects=body.suspects)
         self.incidents.close_note(ctx, self.state.peers.said, "tested again")
         self.state.peers = replace(self.state.peers, ended_boot_s=ctx.now.boot_s, found=found)
-        ends = self._ends(ctx, self.document.current(ctx), [found], _refused(ctx, [found]))
+        plan = self.document.current(ctx)
+        ends = self._ends(ctx, plan, [found], self.hurt_of(ctx, plan, [found]))
         text = node_tests.sentence(found, ends)
         said = self._note(ctx, text) if text else ""
         self.state.peers = replace(self.state.peers, said=said)
 
     # ------------------------------------------------------------ within
 
-    def _counts(self, ctx: Context) -> bool:
+    def counts(self, ctx: Context) -> bool:
+        """Whether tests between the nodes of this run are asked for, and believed."""
         return tests_peers(ctx) and PEERS not in ctx.view.ignored_checks
 
     def _asks(self, ctx: Context, plan: Plan | None) -> bool:
@@ -121,7 +159,8 @@ class PeerGate:
             return False
         ctx.emit(int(wall_s), drafts.test_nodes(
             ctx.view, tuple(names), GROUPS in ctx.settings.gate.peers,
-            ctx.settings.gate.peers_limit_s))
+            ctx.settings.gate.peers_limit_s,
+            f"tests between {len(names)} nodes before run {ctx.view.run} starts"))
         ctx.reason = f"{len(names)} nodes are tested with each other before the start"
         return True
 
@@ -146,7 +185,7 @@ class PeerGate:
         world = self.document.world(ctx, first)
         return bool(arranged(world, able, planning.slots_of(plan) if plan else [])[0])
 
-    def _is_unwritten(self, ctx: Context) -> bool:
+    def is_unwritten(self, ctx: Context) -> bool:
         """Whether the store is still to be told what was found; nodes judge themselves by it."""
         found = self.state.peers.found
         if found is None or found.problem:

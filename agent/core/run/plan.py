@@ -24,7 +24,7 @@ from ..model import (
 )
 from . import validity
 from .layout import Member as Member
-from .layout import World, arranged
+from .layout import World, arranged, labelled
 
 
 class PlanView(Value, frozen=True):
@@ -80,6 +80,7 @@ def plan_run(view: PlanView) -> tuple[Plan | None, str]:
         checkpoint_dir=view.checkpoint_dir,
         other_histories=validity.other_histories(view.current, view.checkpoint_dir),
         owner=view.owner,
+        labels=labelled(view.members, nodes) if view.grade == TRAINER and len(nodes) > 1 else (),
     ), f"{view.reason}; resume: {resume.kind} at step {resume.step}"
 
 

@@ -131,7 +131,7 @@ class Document:
 
     def _takeover(self, ctx: Context, lease: Lease) -> Takeover:
         plan = self.state.document.plan
-        nodes = self._nodes(ctx, plan)
+        nodes = ctx.nodes(plan)
         return self._signs.of(ctx, lease, plan, world_of(ctx.view), nodes)
 
     def tell_unheard(self, ctx: Context) -> None:
@@ -148,19 +148,14 @@ class Document:
         node only where the others can go on without: its ranks end by that."""
         missed = self._fences.missed(ctx, plan)
         if missed:
-            nodes, slots = self._nodes(ctx, plan), planning.slots_of(plan)
+            nodes, slots = ctx.nodes(plan), planning.slots_of(plan)
             missed = missed if arranged(world_of(ctx.view), nodes, slots)[0] else set()
         return tuple(sorted({*unheard(ctx, plan), *missed}))
-
-    def _nodes(self, ctx: Context, plan: Plan | None) -> tuple[Member, ...]:
-        return members.members(
-            ctx.view, plan, ctx.observed.beats, ctx.observed.store, ctx.now, ctx.settings,
-            ctx.since_boot_s)
 
     def nodes(self, ctx: Context, plan: Plan | None) -> tuple[Member, ...]:
         """With what this node's own gate has just said: its beat is of a step ago."""
         return tuple(replace(one, held=self.state.gate.held) if one.node == ctx.view.node else one
-                     for one in self._nodes(ctx, plan))
+                     for one in ctx.nodes(plan))
 
     def world(self, ctx: Context, first: bool) -> World:
         """How many nodes the next generation takes; the first one waits a while for the most."""
@@ -214,7 +209,7 @@ class Document:
         if plan is None or self._may_lead(ctx.view.node):
             return False
         named = (*plan.members, *plan.spares)
-        return all(one.lost for one in self._nodes(ctx, plan) if one.node in named)
+        return all(one.lost for one in ctx.nodes(plan) if one.node in named)
 
     def _lease(self, ctx: Context) -> Lease | None:
         return next((one for one in ctx.observed.store.leases if one.run == ctx.view.run), None)

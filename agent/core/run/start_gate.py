@@ -469,8 +469,18 @@ def tests_in_force(ctx: Context, goes_on: bool) -> list[node_tests.Found]:
     tested while ranks compute."""
     came_s = ctx.now.wall_s - (ctx.now.boot_s - ctx.view.registered_boot_s)
     max_age_s = ctx.settings.gate.max_age_s
-    return [one for one in node_tests.reports(ctx.observed.store.docs) if one.wall_s >= came_s
-            or goes_on and node_tests.is_fresh(one, ctx.now.wall_s, max_age_s)]
+    found = (one for one in node_tests.reports(ctx.observed.store.docs) if one.wall_s >= came_s
+             or goes_on and node_tests.is_fresh(one, ctx.now.wall_s, max_age_s))
+    return [replace(one, hurt=tuple(hurt for hurt in one.hurt
+                                    if not _is_released(ctx, hurt.node, one.wall_s)))
+            for one in found]
+
+
+def _is_released(ctx: Context, node: str, since_wall_s: float) -> bool:
+    """Whether somebody who had excluded a node took that back since."""
+    docs = ctx.observed.store.docs
+    doc = docs.decoded(node_subject(node), members.read_node)
+    return not doc.excluded and bool(doc.strikes) and doc.since_wall_s > since_wall_s
 
 
 def _words(found: list[Refusal]) -> str:

@@ -14,6 +14,7 @@ import msgspec
 
 from ..checks.node_tests import Found
 from ..detect.ranks.ended import Cause
+from ..detect.ranks.growth import Growth
 from ..detect.ranks.known_causes import Wait
 from ..detect.ranks.live_logs import LogLook
 from ..effects.in_flight import EffectResult, InFlight
@@ -34,6 +35,8 @@ from ..model import (
     Verdict,
 )
 from ..series.wait_history import History
+from . import members
+from .layout import Member
 from .policy import Beyond, Grant, nothing_beyond
 
 NOTHING = "nothing to plan"  # the reason of a step that had none
@@ -41,7 +44,7 @@ RECORDS = {  # field of RunState -> the module that writes it
     "launcher": "plan_document", "document": "plan_document", "progress": "progress",
     "suspects": "causes", "recovery": "recovery", "budgets": "recovery", "ending": "ending",
     "incidents": "incidents", "held": "operator", "logs": "log_questions", "upkeep": "case",
-    "gate": "start_gate", "peers": "peer_gate",
+    "gate": "start_gate", "peers": "peer_gate", "between": "between",
 }
 
 
@@ -95,6 +98,7 @@ class Suspects(Value, frozen=True):
     explained_boot_s: float = -1e9  # when a known cause last explained its stillness
     waits: dict[str, Wait] = {}  # same key -> what it waits in
     where: dict[str, str] = {}  # "generation/rank/step" -> source line, "" until it is known
+    growth: Growth = Growth()  # that waits for one more node
 
 
 class Recovery(Value, frozen=True):
@@ -203,6 +207,28 @@ class PeersSeen(Value, frozen=True):
     said: str = ""  # the incident that tells it
     named: tuple[tuple[str, str], ...] = ()  # (node that is left out, the incident of that)
     ignored: bool = False  # that they were left out is written down
+    left: tuple[str, ...] = ()  # who would get no ranks now
+
+
+class Loss(Value, frozen=True):
+    """What a node under suspicion has cost this run since it was tested last."""
+
+    node: str
+    times: int = 0
+    lost_s: float = 0.0
+
+
+class BetweenSeen(Value, frozen=True):
+    """The tests of nodes under suspicion between two generations, where this node led the run."""
+
+    losses: tuple[Loss, ...] = ()
+    broken_boot_s: float = -1.0  # of the cause that was weighed last
+    suspects: tuple[str, ...] = ()  # who is tested for it; () = nobody
+    asked_boot_s: float = 0.0  # when the tests were asked for
+    effect: str = ""  # by which effect; "" = they have ended
+    held_s: float = 0.0  # how long this recovery waited for them
+    judged: tuple[str, ...] = ()  # hurt nodes that were excluded since, or could not be
+    took_s: float = 0.0  # what the last ones took, with a result or without; 0 = none yet
 
 
 class Upkeep(Value, frozen=True):
@@ -230,6 +256,7 @@ class RunState(msgspec.Struct):
     upkeep: Upkeep = Upkeep()
     gate: GateSeen = GateSeen()
     peers: PeersSeen = PeersSeen()
+    between: BetweenSeen = BetweenSeen()
 
     @property
     def cause(self) -> Cause | None:
@@ -272,6 +299,15 @@ class Context(msgspec.Struct):
     opened: tuple[Incident, ...] = ()  # of this node, of whatever run
     climbed: list[tuple[Cause, str, str]] = []  # what this run asks for there, and why
     answers: list[Answer] = []  # to the alerts about this run
+    listed: tuple[Plan | None, tuple[Member, ...]] | None = None  # the plan asked about last
+
+    def nodes(self, plan: Plan | None) -> tuple[Member, ...]:
+        """Every node of the run and of this plan, as this step sees it."""
+        if self.listed is None or self.listed[0] is not plan:
+            self.listed = plan, members.members(
+                self.view, plan, self.observed.beats, self.observed.store, self.now, self.settings,
+                self.since_boot_s)
+        return self.listed[1]
 
     def wake(self, seconds: float) -> None:
         """Step again no later than this."""

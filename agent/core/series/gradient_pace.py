@@ -1,4 +1,4 @@
-"""How long a run's ranks wait for the sums of their gradients: at first, and lately.
+"""How long a run's ranks wait for their gradients, or in all collectives: at first, and lately.
 
 Owns the choice of what may be compared, and the two short windows.  It concludes nothing: that is
 agent/core/detect/ranks/slow_collectives.py's.  Pure; it travels in the node's memory.
@@ -34,6 +34,7 @@ class GradientPace(Value, frozen=True):
     iteration: int = 0  # the highest that was taken
     first: tuple[Sample, ...] = ()  # of such a world and such gradients
     latest: tuple[Sample, ...] = ()  # of this generation, behind the first
+    in_all: bool = False  # of all collectives, not of gradients alone
 
     @property
     def has_first(self) -> bool:
@@ -72,11 +73,13 @@ def look(
     if world < 2 or len(shown) != world or any(one.world != world for one in shown):
         return pace
     size_bytes, least = shown[0].size_bytes, min(one.iteration for one in shown)
-    if least <= WARM_ITERATIONS or any(one.size_bytes != size_bytes for one in shown):
+    in_all = shown[0].in_all
+    if least <= WARM_ITERATIONS or any(
+            (one.size_bytes, one.in_all) != (size_bytes, in_all) for one in shown):
         return pace
     if generation == pace.generation and least <= pace.iteration or not all(map(_is_sane, shown)):
         return pace
-    if (world, size_bytes) != (pace.world, pace.size_bytes):
+    if (world, size_bytes, in_all) != (pace.world, pace.size_bytes, pace.in_all):
         pace = GradientPace(world, size_bytes)
     if generation != pace.generation:
         # Ranks may have moved; half a window of the generation before is no beginning either.
@@ -90,7 +93,7 @@ def look(
     else:
         latest = (*latest, sample)[-SAMPLES:]
     newest = max(one.iteration for one in shown)
-    return GradientPace(world, size_bytes, generation, newest, first, latest)
+    return GradientPace(world, size_bytes, generation, newest, first, latest, in_all)
 
 
 def wait_s(samples: Iterable[Sample]) -> float:

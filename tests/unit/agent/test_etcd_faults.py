@@ -501,3 +501,46 @@ def test_a_store_that_changed_between_two_questions_takes_no_write(tmp_path):
 
     with etcd(tmp_path / "etcd", 1) as cluster:
         asyncio.run(asyncio.wait_for(scenario(cluster), 180.0))
+
+
+def test_a_look_at_a_store_that_nobody_changes_reads_one_key_and_finds_what_a_watch_missed(
+    tmp_path, monkeypatch
+):
+    """etcd reads all that a node could know to say that nothing of it is newer: of thousands of
+    agents it would do nothing else."""
+    monkeypatch.setattr(store_of_etcd, "LOOK_S", 0.05)
+
+    async def scenario(cluster):
+        store, other = opened(tmp_path, cluster), opened(tmp_path, cluster, "b")
+        await other.refresh()
+        asked = []
+        ask = store.gateway.ask
+
+        async def listening(path, body, limit_s):
+            asked.append(body)
+            return await ask(path, body, limit_s)
+
+        monkeypatch.setattr(store.gateway, "ask", listening)
+
+        async def rests() -> None:
+            """Until five questions in a row were for one key."""
+            before = len(asked)
+            await until(lambda: len(asked) >= before + 5
+                        and not any("range_end" in one for one in asked[-5:]))
+
+        async with following(store):
+            await other.put(StoreWrite("node/b", 0, b"1"))
+            await until(lambda: store.view().docs.get("node/b").version == 1)
+            await rests()
+            monkeypatch.setattr(store, "_apply", lambda result: False)  # a watch that says nothing
+            await other.put(StoreWrite("node/b", 1, b"2"))
+            await until(lambda: store.view().docs.get("node/b").version == 2)
+            await rests()
+            before = len(asked)
+            cluster.ctl("put", "/elsewhere", "of another cluster")
+            await until(lambda: any("min_mod_revision" in one for one in asked[before:]))
+            await rests()  # and that is known as well
+        await other.close()
+
+    with etcd(tmp_path / "etcd", 1) as cluster:
+        asyncio.run(asyncio.wait_for(scenario(cluster), 180.0))

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from holdfast.agent.core.model import LEVELS, Labels
-from holdfast.agent.core.run.layout import Member, World, arranged
+from holdfast.agent.core.model import LEVELS, Doc, Labels, Plan, RunView, Start
+from holdfast.agent.core.nodes.labels import LABEL_MAX
+from holdfast.agent.core.run import members, reconcile
+from holdfast.agent.core.run.layout import WRITTEN_MAX, Member, World, arranged, labelled
+from holdfast.agent.core.run.plan import PlanView, plan_run
 
 
 def nodes(names: str, **labels: Labels) -> list[Member]:
@@ -121,6 +125,50 @@ def test_ranks_follow_how_many_each_node_starts() -> None:
     view = plan.PlanView("r", "trainer", True, 0, 4, "x", members, World(2, 2))
     made, _ = plan.plan_run(view)
     assert made is not None and made.ranks == ((0, "a"), (1, "a"), (2, "b"))
+
+
+def planned(grade: str, names: str, **labels: Labels) -> Plan | None:
+    many = len(names.split())
+    view = PlanView("r", grade, True, 0, 1, "x", tuple(nodes(names, **labels)), World(many, many))
+    return plan_run(view)[0]
+
+
+def test_a_trainers_plan_says_where_its_nodes_are_and_each_start_its_own_nodes() -> None:
+    where = {"a": (*rack("1", "x"), *model("H100")), "b": rack("1", "x"), "c": rack("2")}
+    made = planned("trainer", "a b c d", **where)
+    assert made is not None and made.members == ("d", "a", "b", "c")
+    assert made.labels == ((rack("1", "x"), ("a", "b")), (rack("2"), ("c",)))
+    read = members.read_plan(Doc("run/r", 1, msgspec.json.encode(made)))
+    assert read == made
+    for node, own in (("b", rack("1", "x")), ("c", rack("2")), ("d", ())):
+        order = reconcile.start(made, RunView("r", node, "trainer", 1), 0.0)
+        assert isinstance(order and order.body, Start) and order.body.labels == own
+        sent = msgspec.json.decode(msgspec.json.encode(order.body))
+        assert sent["labels"] == [list(one) for one in own]
+
+
+def test_a_plan_says_nothing_where_nothing_is_near_or_nobody_would_ask() -> None:
+    where = {"a": rack("1"), "b": rack("2")}
+    for made in (planned("script", "a b", **where), planned("trainer", "a", **where),
+                 planned("trainer", "a b", a=model("H100"), b=model("H100"))):
+        assert made is not None and made.labels == ()
+        order = reconcile.start(made, RunView("r", "a", "trainer", 1), 0.0)
+        assert isinstance(order and order.body, Start) and order.body.labels is None
+        assert "labels" not in msgspec.to_builtins(order.body)
+
+
+def test_no_plan_grows_too_large_for_the_store_by_its_labels() -> None:
+    """A neighbour's beat is input: what its own configuration would refuse is left out."""
+    long, whole = (("rack", "r" * (LABEL_MAX + 1)),), (("rack", "r" * LABEL_MAX),)
+    of = [Member("a", True, labels=long), Member("b", True, labels=(*whole, ("shelf", "s")))]
+    assert labelled(of, "ab") == ((whole, ("b",)),)
+    each = len("rack") + LABEL_MAX + 6 + len("n00001") + 3  # as written, with quotes and commas
+    names = [f"n{number:05}" for number in range(WRITTEN_MAX // each + 2)]
+    many = [Member(name, True, labels=(("rack", f"{name:r>{LABEL_MAX}}"),)) for name in names]
+    assert len(labelled(many, names[:-2])) == len(names) - 2
+    assert labelled(many, names) == ()
+    alike = [replace(one, labels=whole) for one in many]
+    assert labelled(alike, names) == ((whole, tuple(names)),)
 
 
 def test_a_unit_that_no_part_of_the_network_holds_lies_across_them() -> None:

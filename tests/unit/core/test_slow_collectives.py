@@ -19,21 +19,26 @@ START = tuple(range(1, 11))  # DDP measures its first ten as well
 Times = tuple[float, float]  # seconds of one rank: wait for the sums, compute
 
 
-def show(lab: Lab, iteration: int, times: Sequence[Times], size: int = SIZE) -> None:
+def show(
+    lab: Lab, iteration: int, times: Sequence[Times], size: int = SIZE, in_all: bool = False,
+) -> None:
     """What the ranks' pages hold behind one iteration that was measured."""
     for rank, (wait_s, compute_s) in enumerate(times):
         lab.change(rank, step=iteration, still_s=0.0, state="running", gradients=GradientSum(
-            iteration, wait_s + 0.3 * compute_s, wait_s, compute_s, size, len(times)))
+            iteration, wait_s + 0.3 * compute_s, wait_s, compute_s, size, len(times), in_all))
     lab.step(EACH * 0.1)
 
 
-def measure(lab: Lab, count: int, *times: Times, size: int = SIZE) -> None:
+def measure(
+    lab: Lab, count: int, *times: Times, size: int = SIZE, in_all: bool = False,
+) -> None:
     """So many measured iterations, each EACH behind the one before; noise of 5 %."""
     shown = lab.rank(0).gradients
     last = shown.iteration if shown and shown.iteration >= EACH else 0
     for number in range(1, count + 1):
         noise = 1.0 + 0.05 * (-1) ** number
-        show(lab, last + number * EACH, [(w * noise, c / noise) for w, c in times], size)
+        show(lab, last + number * EACH, [(w * noise, c / noise) for w, c in times], size,
+             in_all)
 
 
 def begun(**settings: object) -> Lab:
@@ -76,6 +81,28 @@ def test_a_slow_link_is_a_ticket_that_closes_when_it_is_mended() -> None:
     assert [one.state for one in tickets(lab)] == ["closed"]
     assert "as fast as in its first steps again" in tickets(lab)[0].timeline[-1][1]
     assert not [one for one in lab.decision.verdicts if one.fault == FAULT]
+
+
+def test_without_ddp_all_collectives_are_compared_and_the_words_say_so() -> None:
+    lab = Lab(grade="script")
+    lab.begin()
+    measure(lab, 2, (0.001, 0.20), (0.001, 0.19), size=0)  # DDP's own, of a moment
+    measure(lab, 5, (0.045, 0.20), (0.055, 0.19), size=0, in_all=True)
+    pace = lab.node.paces()["r"]
+    assert (len(pace.first), pace.bandwidth) == (5, 0.0)  # none is mixed with another
+    measure(lab, 5, (0.090, 0.20), (0.099, 0.19), size=0, in_all=True)
+    (ticket,) = tickets(lab)
+    assert "waits 85.5 ms for its collectives in a step, 42.7 ms then" in ticket.reason
+    lab.restart_agent()
+    measure(lab, 5, (0.045, 0.20), (0.055, 0.19), size=0, in_all=True)
+    assert [one.state for one in tickets(lab)] == ["closed"]
+    mixed = lab.rank(0).gradients
+    assert mixed is not None
+    before = lab.node.paces()["r"]
+    lab.change(0, gradients=replace(mixed, iteration=mixed.iteration + EACH))
+    lab.change(1, gradients=replace(mixed, iteration=mixed.iteration + EACH, in_all=False))
+    lab.step(1.0)
+    assert lab.node.paces()["r"] == before
 
 
 @pytest.mark.parametrize(("what", "times"), [

@@ -162,7 +162,8 @@ class FakeElastic:
     def progress(self, step, loss, tokens_per_s, total_steps):
         pass
 
-    def placed(self, words): ...
+    def placed(self, words):
+        self.send("placed", words)
 
     def report(self, fault, text):
         self.send("report", fault, text)
@@ -277,6 +278,7 @@ class Launcher:
         self.plans = []
         self.standby, self.together = standby, False
         self.nodes = [""]  # by generation: a letter for each rank's; the last one stays
+        self.labels = {}  # a node's letter -> its labels; without them it is told none
 
     def spawn(self):
         ours, theirs = self.context.Pipe()
@@ -297,11 +299,10 @@ class Launcher:
             if rank not in self.ranks:
                 self.ranks[rank] = self.pool.pop() if self.pool else self.spawn()
             self.ranks[rank][2] = "running"
+            node = self.nodes[min(self.generation, len(self.nodes)) - 1][rank : rank + 1]
             self.ranks[rank][1].send(("assign", Assignment(
                 self.generation, rank, rank, self.world, "127.0.0.1", self.store.port, kind, step,
-                generation, path, run="test",
-                node=self.nodes[min(self.generation, len(self.nodes)) - 1][rank : rank + 1],
-            )))
+                generation, path, run="test", node=node, labels=self.labels.get(node))))
 
     def run(self, resume=("fresh", 0, 0, ""), timeout_s=LIMIT_S):
         deadline = time.monotonic() + timeout_s

@@ -109,6 +109,18 @@ def test_labels_of_several_nodes_do_for_whatever_nodes_are_left():
         sdp.lay_out(members[:5])
 
 
+def test_an_nvlink_domain_among_the_agents_labels_is_a_node():
+    domains = {"n1": "x", "n2": "x", "n3": "y", "n4": "y"}
+    members = [Member(name, labels={"rack": "1", "nvlink_domain": domains[name]})
+               for name in domains for _ in range(2)]
+    assert strategy("sdp").lay_out(members).groups["inside0"] == [(0, 1, 2, 3), (4, 5, 6, 7)]
+    left = strategy("sdp").lay_out(members[:6])
+    assert left.groups["inside0"] == [(0, 1), (2, 3), (4, 5)]
+    assert "(by the nodes' names: the labels of the nodes' agents have unlike" in left.words
+    rack = [one._replace(labels={"rack": "1"}) for one in members]  # is no fast place
+    assert len(strategy("sdp").lay_out(rack).groups["inside0"]) == 4
+
+
 def test_lanes_have_groups_of_their_own_once_every_rank_knows_of_them():
     """A rank of the release before shares the group of all: it would wait for one alone."""
     one = strategy("sdp")

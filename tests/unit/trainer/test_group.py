@@ -73,7 +73,8 @@ def joined(rank, port, layout=BOTH):
     torch.set_num_threads(1)
     elastic = types.SimpleNamespace(phase=lambda _: None, register_group=lambda *_: None)
     assignment = types.SimpleNamespace(
-        rank=rank, world=2, store_host="127.0.0.1", store_port=port, generation=1, node="n")
+        rank=rank, world=2, store_host="127.0.0.1", store_port=port, generation=1, node="n",
+        labels=None)
     group = Group(assignment, torch.device("cpu"), elastic)
     group.join(assignment, elastic, lambda _: layout)
     return group
@@ -308,8 +309,9 @@ def alone(generation):
     """The group of this process and nobody else."""
     elastic = types.SimpleNamespace(phase=lambda _: None, register_group=lambda *_: None)
     store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
-    assignment = types.SimpleNamespace(rank=0, world=1, store_host="127.0.0.1",
-                                       store_port=store.port, generation=generation, node="n")
+    assignment = types.SimpleNamespace(
+        rank=0, world=1, store_host="127.0.0.1", store_port=store.port, generation=generation,
+        node="n", labels=None)
     group = Group(assignment, torch.device("cpu"), elastic)
     try:
         group.join(assignment, elastic, lambda _: Layout((Place(),)))

@@ -14,6 +14,7 @@ from test_pipeline import config as pipeline_config
 from test_pipeline import strategy as pipeline
 from test_sharded import MICS, config, run
 
+from holdfast.agent.core.model import LEVELS
 from holdfast.trainer.checkpoint.restore import Held
 from holdfast.trainer.config import ConfigError
 from holdfast.trainer.engines import topology
@@ -126,18 +127,99 @@ def test_ranks_of_the_release_before_know_one_order_alone():
 def test_a_missing_label_is_an_error_at_the_start_alone():
     given = {"a": "left"}
     new = members("aab")
-    assert topology.strangers(given, new) == ""  # it is an error
     for held in ((), None):
         with pytest.raises(ConfigError, match=r"no label for node b \(rank 2\): set"):
             topology.labels(given, [one._replace(held=held) for one in new])
     for held in ((0, 2), (-1, 0)):  # one that has trained is there, whatever is left of it
         late = [new[0]._replace(held=held), *new[1:]]
         assert topology.labels(given, late) == ["left", "left", "b"]
-        assert topology.strangers(given, late) == (
-            "; [topology] has no label for node b (rank 2): near no other node")
-    assert topology.strangers({}, late) == ""
+        assert topology.words(given, late) == (
+            "; labels of [topology], none for node b (rank 2): near no other node")
+    assert topology.words(given, late[:2]) == "; labels of [topology]"
+    assert topology.words({}, late) == ""
     assert Held().told == () and Held(step=3).told == (-1, 0)
     assert Held(step=3, torn=False, shard=1, shards=2).told == (1, 2)
+
+
+# ------------------------------------------------------------------------------- agents' labels
+
+
+RACKS = {"a": {"rack": "1", "nvlink_domain": "x"}, "b": {"rack": "1", "nvlink_domain": "x"},
+         "c": {"rack": "1", "nvlink_domain": "y"}, "d": {"rack": "2", "model": "H100"},
+         "e": {"rack": "2"}, "f": {}, "g": {"shelf": "3"}, "h": {"rack": "3"}}
+
+
+def labelled(nodes):
+    return [Member(node, held=(), labels=RACKS[node]) for node in nodes]
+
+
+def test_an_nvlink_domain_is_as_a_node_and_wider_parts_only_say_who_is_nearer():
+    assert topology.LEVELS == LEVELS  # in the agents' own order
+    ranks = labelled("aabcd")
+    assert topology.labels({}, ranks) == ["/1/x"] * 3 + ["/1/y", "d"]
+    assert topology.places({}, ranks)[2:] == [("1", "x", "b"), ("1", "y", "c"), ("2", "", "d")]
+    given = {"a": "left", "b": "left", "c": "left", "d": "right"}  # what is set wins
+    assert topology.labels(given, ranks) == ["left"] * 4 + ["right"]
+    assert topology.places(given, ranks) == [("left",)] * 4 + [("right",)]
+    assert topology.words(given, ranks) == "; labels of [topology]"
+    assert topology.words({}, ranks) == "; labels of the nodes' agents (rack, nvlink_domain)"
+
+
+@pytest.mark.parametrize("told", [None, {}, {"shelf": "3"}])
+def test_without_labels_near_is_who_is_on_the_same_node(told):
+    ranks = [Member(node, labels=told) for node in "abab"]
+    assert topology.labels({}, ranks) == list("abab") and topology.words({}, ranks) == ""
+    assert topology.near_first(topology.places({}, ranks), 2) == [(0, 2), (1, 3)]
+
+
+@pytest.mark.parametrize(("nodes", "size", "groups"), [
+    ("adbe", 2, [(0, 2), (1, 3)]),  # by rack
+    ("acba", 2, [(0, 3), (1, 2)]),  # the node first, then the rack
+    ("acbd", 2, [(0, 2), (1, 3)]),  # the domain before the rack
+    ("adce", 2, [(0, 2), (1, 3)]),  # two domains of one rack
+    ("adfceg", 2, [(0, 3), (1, 4), (2, 5)]),  # f and g have none, and are what is left
+    ("fagdeb", 3, [(0, 1, 5), (2, 3, 4)]),  # they are not near each other either
+    ("aebdbc", 3, [(0, 2, 4), (1, 3, 5)]),
+])
+def test_groups_fill_from_the_narrowest_part_to_the_widest(nodes, size, groups):
+    assert topology.near_first(topology.places({}, labelled(nodes)), size) == groups
+
+
+def test_a_domain_that_is_called_as_a_node_is_another_place():
+    ranks = [Member("a", labels={"nvlink_domain": "b"}), Member("b", labels={})]
+    assert len({*topology.labels({}, ranks)}) == 2
+
+
+def test_a_node_without_labels_of_its_agent_is_said_and_ends_nothing():
+    """They are not the run's settings: also as it starts."""
+    ranks = labelled("ahfg")
+    assert topology.labels({}, ranks) == ["/1/x", "h", "f", "g"]
+    assert topology.words({}, ranks) == (
+        "; labels of the nodes' agents (rack, nvlink_domain), none for node f (rank 2), g (rank 3):"
+        " near no other node")
+
+
+@pytest.mark.parametrize("told", [0, 1, 3, 4])
+def test_a_label_that_all_have_is_as_none_also_where_some_agents_do_not_know_it_yet(told):
+    """On EC2 an agent asks for its placement group, and a plan may be made meanwhile."""
+    ranks = [Member(node, labels={"efa_group": "z/g"} if at < told else {})
+             for at, node in enumerate("abcd")]
+    assert topology.near_first(topology.places({}, ranks), 2) == [(0, 1), (2, 3)]
+    assert topology.near_first(topology.places({}, ranks[::-1]), 2) == [(0, 1), (2, 3)]
+    assert topology.labels({}, ranks) == list("abcd") and topology.words({}, ranks) == ""
+
+
+@pytest.mark.parametrize(("nodes", "near"), [
+    ("aabbcccc", 4),  # two domains of four
+    ("aaaabbbb", 1),  # one domain: nothing is far
+    ("aabbccdd", 2),  # unlike domains: by node
+    ("aabccdde", 1),
+])
+def test_hops_go_by_domain_and_where_those_are_unlike_by_node(nodes, near):
+    assert topology.ranks_a_hop({}, labelled(nodes), [tuple(range(8))]) == near
+    given = {node: "left" if node == nodes[0] else "right" for node in nodes}
+    assert topology.ranks_a_hop(given, labelled(nodes), [tuple(range(8))]) == (
+        4 if nodes == "aaaabbbb" else 1)  # as the release before has it
 
 
 def test_a_sum_is_in_the_order_of_ranks_whatever_their_places():
@@ -183,10 +265,51 @@ def test_a_node_without_a_label_that_comes_later_ends_no_run(tmp_path, way):
     launcher = run(tmp_path, *way, *places, nodes=["aabb", "aacc"], faults={
         (1, 2, 3, "data"): "kill", (1, 3, 3, "data"): "kill", (2, 0, 5, "data"): "kill"})
     assert [kind for kind, _ in launcher.plans] == ["fresh", "survivor", "survivor"]
-    told = [event[4] for event in launcher.said("report") if "no label for node" in event[4]]
+    told = [event[4] for event in launcher.said("report") if "none for node" in event[4]]
     # Rank 0 of the last generation is new, and is told what the one before it was.
     assert len(told) == 2 and told[0].endswith(
-        "; [topology] has no label for node c (rank 2), c (rank 3): near no other node")
+        "; labels of [topology], none for node c (rank 2), c (rank 3): near no other node")
+
+
+def groups_of(launcher, generation):
+    """Which ranks share a copy of the state, by what each of them was told."""
+    found = {}
+    for number, rank, _, words, _ in launcher.said("placed"):
+        if number == generation:
+            found.setdefault(words.rpartition("partition group ")[2], []).append(rank)
+    return sorted(sorted(ranks) for ranks in found.values())
+
+
+def in_racks(**racks):
+    return {node: (("rack", rack),) if rack else () for node, rack in racks.items()}
+
+
+def test_groups_are_formed_anew_from_each_generations_labels(tmp_path):
+    """A node of the other rack takes a lost one's place, and then one that nobody labelled."""
+    launcher = run(tmp_path / "lost", *MICS, nodes=["abcd", "aecd", "fecd"],
+                   labels=in_racks(a="1", b="2", c="1", d="2", e="1", f=""), faults={
+                       (1, 1, 3, "data"): "kill", (2, 0, 5, "data"): "kill"})
+    assert [kind for kind, _ in launcher.plans] == ["fresh", "survivor", "survivor"]
+    assert [groups_of(launcher, generation) for generation in (1, 2, 3)] == [
+        [[0, 2], [1, 3]], [[0, 1], [2, 3]], [[0, 3], [1, 2]]], launcher.log()
+    assert launcher.redone == 0 and len(launcher.digests) == 1
+    told = [event[4] for event in launcher.said("report") if "labels of" in event[4]]
+    assert told[0].endswith("; labels of the nodes' agents (rack)"), told
+    assert told[-1].endswith("(rack), none for node f (rank 0): near no other node"), told
+    ddp = run(tmp_path / "ddp")
+    assert losses(launcher) == pytest.approx(losses(ddp), rel=1e-5)
+
+
+def test_where_one_rank_is_told_no_labels_nobody_goes_by_them(tmp_path):
+    """Its agent or its launcher is of the release before, which sends none."""
+    labels = in_racks(a="1", b="2", c="1", d="2")
+    del labels["b"]
+    launcher = run(tmp_path, *MICS, "steps=2", nodes=["abcd"], labels=labels)
+    assert groups_of(launcher, 1) == [[0, 1], [2, 3]], launcher.log()
+    assert not any("labels of" in event[4] for event in launcher.said("report"))
+    launcher = run(tmp_path, *MICS, "steps=2", *RAILS, nodes=["abcd"], labels=in_racks(
+        a="1", b="1", c="2", d="2"))
+    assert groups_of(launcher, 1) == [[0, 2], [1, 3]]  # by [topology], which wins
 
 
 def test_a_stages_shards_are_not_all_on_one_node_either(tmp_path):

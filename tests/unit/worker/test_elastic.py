@@ -50,11 +50,12 @@ class Seat:
         packet, _ = self.launcher.receive()
         return packet
 
-    def assign(self, into, rank=1, kind="fresh", fds=(), **resume):
+    def assign(self, into, rank=1, kind="fresh", fds=(), more=(), **resume):
         self.worker.on_packet({
             "t": "assign", "run": "r", "generation": into, "rank": rank, "local_rank": rank,
             "world": 2, "store_host": "127.0.0.1", "store_port": 4711, "node": "n",
-            "resume": {"kind": kind, **resume}, "history": [[1, 0], [2, 8]]}, list(fds))
+            "resume": {"kind": kind, **resume}, "history": [[1, 0], [2, 8]],
+            **dict(more)}, list(fds))
 
 
 @pytest.fixture()
@@ -96,6 +97,15 @@ def test_a_rank_waits_for_a_generation_it_has_not_had(placed, monkeypatch):
     assert assignment.history == ((1, 0), (2, 8))
     assert [os.environ[name] for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")] == [
         "0", "2", "127.0.0.1", "4711"]
+
+
+def test_a_place_has_the_labels_of_its_own_generation(seat):
+    seat.assign(2, more={"labels": [["rack", "r7"]]})
+    assert seat.worker.wait_assignment().labels == (("rack", "r7"),)
+    for generation, said, labels in ((3, {"labels": []}, ()), (4, {"labels": None}, None),
+                                     (5, {}, None)):  # a launcher of the release before
+        seat.assign(generation, more=said)
+        assert seat.worker.wait_assignment().labels == labels
 
 
 def test_a_new_generation_begins_with_a_whole_page(placed):
@@ -313,3 +323,17 @@ def test_outside_a_launcher_every_call_is_harmless(monkeypatch):
     assert not elastic.active() and not elastic.skip_collective()
     with pytest.raises(RuntimeError, match="ask elastic.active"):
         elastic.ready()
+
+
+def test_the_collectives_of_the_same_steps_are_timed_on_every_rank(seat, monkeypatch):
+    asked = []
+    tap = seat.worker.collectives
+    monkeypatch.setattr(tap, "open", lambda step: asked.append(("open", step)))
+    monkeypatch.setattr(tap, "close", lambda step: asked.append(("close", step)))
+    for step in range(1, 41):
+        seat.worker.finish_step(step)
+    assert asked == [("open", 10), ("close", 12), ("open", 30), ("close", 32)]
+    seat.fields[pages.F_COLLECTIVES] = 34
+    seat.assign(2)
+    seat.worker.wait_assignment()
+    assert seat.fields[pages.F_COLLECTIVES] == 0  # another generation's mean nothing now

@@ -42,7 +42,7 @@ def watch(monkeypatch):
 
 
 def written(watch):
-    return pages.Gradients(*watch.fields[pages.F_GRADIENTS : pages.FIELDS])
+    return pages.Gradients(*watch.fields[pages.F_GRADIENTS : pages.F_COLLECTIVES])
 
 
 def test_the_module_whose_forward_pass_is_under_way_is_followed_while_it_lives(watch):
@@ -112,3 +112,16 @@ def test_this_torch_measures_what_is_read():
         dist.destroy_process_group()
     assert found.iteration >= 1 and (found.size_bytes, found.world) == (80, 1)
     assert 0 <= found.wait_ns <= found.sum_ns and found.compute_ns > 0
+
+
+def test_what_was_waited_in_all_collectives_stands_where_no_ddp_is_followed(watch):
+    waited = pages.Gradients(34, 40, 30, 100, 0, 2, 1)
+    watch.write_waited(None)
+    assert written(watch) == pages.Gradients()
+    watch.write_waited(waited)
+    assert written(watch) == waited
+    ours = Parallel._active_ddp_module = Parallel(MEASURED)
+    watch.each_beat()
+    watch.copy()
+    watch.write_waited(waited._replace(iteration=54))
+    assert ours is not None and written(watch) == READ

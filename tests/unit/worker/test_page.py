@@ -50,6 +50,27 @@ def test_what_is_written_is_read(page_fd):
     assert view.step_seq == ((40, 70),) and view.last_step_ns == (5,)
 
 
+def test_kinds_of_collectives_are_read_once_they_are_whole(page_fd):
+    fields, at = pages.map_fields(page_fd), pages.F_COLLECTIVES + 1
+    most = len(pages.COLLECTIVES)
+    keys = [pages.collective_key(kind, 2**40, True) for kind in pages.COLLECTIVES]
+    assert max(keys) <= pages.KEY_MAX and len(set(keys)) == most <= 16
+    fields[at] = pages.collective_key("reduce_scatter", 4096, False)
+    fields[at + 1], fields[at + 2], fields[at + 3] = 3, 600, 5
+    fields[at + 4], fields[at + 5] = pages.collective_key("send", 2, True), 1
+    with mapped(page_fd) as page:
+        assert pages.read_page(page).collectives == ()
+        fields[pages.F_COLLECTIVES] = 40
+        assert pages.read_page(page).collectives == (
+            ("reduce_scatter", 4096, False, 3, 600, 5), ("send", 2, True, 1, 0, 0))
+        fields[at] = pages.KEY_MAX + 1
+        with pytest.raises(ValueError, match="a kind of collectives"):
+            pages.read_page(page)
+        fields[at], fields[at + 1] = pages.KEY_MAX, pages.COUNT_MAX + 1
+        with pytest.raises(ValueError, match="of its collectives"):
+            pages.read_page(page)
+
+
 @pytest.mark.parametrize(
     ("field", "value", "says"),
     [(pages.F_MAGIC, 1, "magic"), (pages.F_VERSION, 9, "version 9")],

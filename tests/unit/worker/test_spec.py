@@ -29,7 +29,7 @@ def test_a_torchrun_line_is_a_holdfast_run_line(script):
     )
     assert options.nproc == 2 and options.max_restarts == 5 and options.tee
     assert options.log_dir == "/tmp/logs"
-    assert options.program == ("script", script, ["--lr", "1", "-m", "x"], False, True)
+    assert options.program == ("script", script, ["--lr", "1", "-m", "x"], False, True, False)
 
 
 def test_a_module_and_a_command(script):

@@ -7,16 +7,28 @@ run/alerts.py.  Pure.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from msgspec.structs import replace
 
-from ...model import DEGRADED, OPERATOR_REQUEST, UNKNOWN, WORLD_GROWS, Beat, Verdict, node_subject
+from ...model import (
+    DEGRADED,
+    OPERATOR_REQUEST,
+    UNKNOWN,
+    WORLD_GROWS,
+    Beat,
+    RankView,
+    Verdict,
+    node_subject,
+)
 from ...nodes import kernel_incidents
 from ...run import members
 from ...run import plan as planning
-from ...run.layout import Member, arranged, without_drained
+from ...run.layout import Member, World, arranged, without_drained
 from ...run.plan_document import RESTORE_FAILED, world_of
 from ..detector import Look, RanksView, RunDetector
 from . import ended as ends
+from . import growth
 from .collective import proofs
 from .ended import Cause
 
@@ -33,9 +45,7 @@ class Members(RunDetector):
 
     def look(self, view: RanksView) -> Look:
         plan, run, reason = view.plan, view.run, ""
-        nodes = members.members(
-            run, plan, view.observed.beats, view.observed.store, view.now, view.settings,
-            view.since_boot_s)
+        nodes = view.nodes
         slots = planning.slots_of(plan)
         placed = set(slots)
         heard = {b.node: b for b in view.observed.beats if b.run == plan.run}
@@ -103,14 +113,15 @@ class Members(RunDetector):
 
 class Growing(RunDetector):
     """A world that is smaller than it may be, and nodes that are back: nothing is broken, and its
-    ranks leave at the end of a step.  So do those that a leader before this one had asked to."""
+    ranks leave at the end of a step, once for all that come (growth.py).  So do those that a leader
+    before this one had asked to."""
 
     name = "growing"
 
     def look(self, view: RanksView) -> Look:
-        plan, world = view.plan, world_of(view.run)
+        plan, world, nobody = view.plan, world_of(view.run), Look(growth=growth.NONE)
         if view.settings.single_node or plan.paused or view.state.held.fleet:
-            return Look()
+            return nobody
         base = Cause(fault=WORLD_GROWS, generation=plan.generation, reason=plan.park,
                      severity="warn", saves=plan.saves,
                      boot_s=view.now.boot_s, charged=False, parks=True, detector=self.name)
@@ -120,18 +131,33 @@ class Growing(RunDetector):
         settled = view.now.boot_s - view.plan_boot_s > view.settings.lease_s
         running = len(view.ranks) == len(plan.ranks) and all(
             r.state == "running" and r.ended is None for r in view.ranks)
-        if len(slots) >= world.most or not settled or not running or view.state.recovery:
-            return Look()
-        nodes = members.members(
-            view.run, plan, view.observed.beats, view.observed.store, view.now, view.settings,
-            view.since_boot_s)
+        if len(slots) >= world.most or not settled or view.state.recovery:
+            return nobody
+        if not running:
+            return Look()  # a rank that is not seen for a moment lets no wait begin anew
+        nodes = [one for one in view.nodes if one.node not in view.state.peers.left]
         larger = arranged(world, nodes, slots)[0]
         if len(larger) <= len(slots):
-            return Look()
+            return nobody
         new = sorted(set(larger) - set(slots))
         text = f"{', '.join(new[:NAMED_MAX])} can take ranks: {len(larger)} nodes instead of " \
                f"{len(slots)}"
-        return Look(replace(base, reason=text))
+        found = growth.seen(view.state.suspects.growth, new, view.now.boot_s)
+        wait_s = self._wait_s(view, nodes, world, len(larger), found)
+        if wait_s > 0.0:
+            return Look(growth=found, wake_s=wait_s, reason=f"{text}; waits for one more that may "
+                        f"come, for no longer than {growth.LIMIT_S:g} s: one growth takes all")
+        return Look(replace(base, reason=text), growth=found)
+
+    def _wait_s(
+        self, view: RanksView, nodes: list[Member], world: World, size: int, found: growth.Growth
+    ) -> float:
+        """How long it waits for another node; a world without room for one does not."""
+        if size + world.unit > world.most:
+            return 0.0
+        passed = [replace(one, held="") if one.held == members.ASKING else one for one in nodes]
+        more = arranged(world, passed, planning.slots_of(view.plan))[0]
+        return growth.wait_s(found, len(more) > size, view.now.boot_s)
 
 
 class Requested(RunDetector):
@@ -174,7 +200,8 @@ class Ended(RunDetector):
         # All have ended: nobody is left whose end could still explain it.
         if left_s > 0 and any(r.ended is None for r in ranks):
             return Look(lonely=True, wake_s=left_s)
-        return Look(ends.victims_only(rank, len(failed) - 1, oom_pids))
+        return Look(replace(ends.victims_only(rank, len(failed) - 1, oom_pids),
+                            among=_nodes(failed)))
 
     def _leftovers(self, view: RanksView) -> Cause | None:
         """Nobody ended badly by itself, yet the generation cannot go on."""
@@ -203,7 +230,7 @@ class Ended(RunDetector):
         return Cause(
             fault="rank_hung", generation=parked[0].generation, step=parked[0].step,
             reason=f"culprit unknown: every rank left a broken collective ({said})",
-            boot_s=view.now.boot_s, confidence=0.5, error=said)
+            boot_s=view.now.boot_s, confidence=0.5, error=said, among=_nodes(parked))
 
     def _unheard(self, view: RanksView) -> bool:
         """Whether a node of the plan is neither heard of nor known to be lost."""
@@ -211,15 +238,16 @@ class Ended(RunDetector):
         missing = {node for _, node in view.plan.ranks} - seen - {view.run.node}
         if view.settings.single_node or not missing:
             return False
-        nodes = members.members(
-            view.run, view.plan, view.observed.beats, view.observed.store, view.now, view.settings,
-            view.since_boot_s)
-        return any(not (m.fresh or m.lost) for m in nodes if m.node in missing)
+        return any(not (m.fresh or m.lost) for m in view.nodes if m.node in missing)
 
     def _proven(self, view: RanksView) -> Cause | None:
         document = view.state.document.plan
         resumed = document.resume.step if document is not None else 0
         return proofs(view.ranks, resumed, view.now.boot_s, view.state.progress.bases)
+
+
+def _nodes(ranks: Iterable[RankView]) -> tuple[str, ...]:
+    return tuple(sorted({rank.node for rank in ranks}))
 
 
 class UnderRanks(RunDetector):

@@ -81,6 +81,7 @@ class Cause(Value, frozen=True):
     saves: bool = False  # ... with a checkpoint written before
     place: str = ""  # of the rank in the trainer's strategy
     parks: bool = False  # nothing is broken: ranks leave at the end of their step
+    among: tuple[str, ...] = ()  # nodes one of which it is of, where a collective names nobody
 
 
 def detector_of(fault: str) -> str:

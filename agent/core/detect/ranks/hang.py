@@ -274,7 +274,8 @@ def _unnamed(
     cause = Cause(
         fault=fault, generation=ranks[0].generation, detector=DETECTOR, evidence=tuple(rows),
         reason=f"culprit unknown: {who} still {why}; {tail}",
-        step=max(r.step for r in ranks), confidence=0.5, severity=FATAL if act else WARN)
+        step=max(r.step for r in ranks), confidence=0.5, severity=FATAL if act else WARN,
+        among=tuple(sorted({r.node for r in ranks})) if fault == "rank_hung" else ())
     return Finding(cause, act)
 
 

@@ -50,17 +50,19 @@ def slow(run: str, pace: GradientPace, before_s: float, now_s: float) -> Cause |
     since = pace.latest[0]
     factor = f"{now_s / before_s:.1f} times as long as" if before_s > 0 else "longer than"
     as_before = "is as before" if is_s * ALIKE >= was_s else "is faster"
+    what = "its collectives in a step" if pace.in_all else "its gradients"
     reason = (
         f"collectives of run {run} take {factor} in its first {pace.first[-1].step} steps since "
         f"{datetime.fromtimestamp(int(since.wall_s), UTC):%H:%M} UTC (step {since.step}): the rank "
-        f"that comes last waits {now_s * 1e3:.3g} ms for its gradients, {before_s * 1e3:.3g} ms "
+        f"that comes last waits {now_s * 1e3:.3g} ms for {what}, {before_s * 1e3:.3g} ms "
         f"then; compute {as_before} ({is_s * 1e3:.3g} ms, {was_s * 1e3:.3g} ms)")
     return Cause(
         fault=FAULT, generation=pace.generation, reason=reason, step=since.step, severity=WARN,
         confidence=0.9, detector=SlowCollectives.name, evidence=(
             ("waits at first", _list(one.wait_s for one in pace.first)),
             ("waits lately", _list(one.wait_s for one in pace.latest)),
-            ("gradients", f"{pace.size_bytes} bytes over {pace.world} ranks"),
+            ("gradients", f"{pace.size_bytes} bytes over {pace.world} ranks") if not pace.in_all
+            else ("collectives", f"all that CPU tensors are in, of {pace.world} ranks"),
             ("look at", "`holdfast check --peers` between two runs, links and their errors")))
 
 
