@@ -243,7 +243,8 @@ class Recoveries:
         # still, none of them told apart from the others: who only waits can leave, and who does not
         # come is the one.
         elsewhere = cause.rank < 0 and cause.node not in ("", view.node)
-        waiting = cause.fault == HUNG and cause.rank < 0 and self.state.progress.moved
+        waiting = (view.grade == TRAINER and cause.fault == HUNG and cause.rank < 0
+                   and self.state.progress.moved)
         blind = cause.rank < 0 and cause.fault != "rank_exited" and not elsewhere and not waiting
         park_wait_s = ctx.settings.park_wait_s
         if waiting and len(mine) < len(live) and not _has_left_whole(ranks):
@@ -263,7 +264,7 @@ class Recoveries:
         self._stop_elsewhere(ctx, cause, [
             r for r in live if r.node != view.node
             and (view.grade != TRAINER or waiting or not blind and r.rank == cause.rank)],
-            park=waiting and view.grade == TRAINER)
+            park=waiting)
         ctx.wake(park_over_s if park_over_s > 0 else LOOK_AGAIN_S)
         stop_over = 0 < stop_boot_s < ctx.now.boot_s - STOP_WAIT_S
         return park_over_s <= 0 and (not mine or stop_over)
