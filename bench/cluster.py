@@ -6,8 +6,9 @@ Owns five cases on network namespaces with an etcd of three members among them. 
 node of four goes, and no other is there.  Of each lost node a row says how many of the other agents
 knew by then.  Each world is started once and hurt again and again; who was lost comes back before
 the next.  A rank's kill and its exception take turns, for what else runs on the machine changes by
-the minute: each row has the load, and `ended_s`, when that rank's process had ended.  Needs root,
-iproute2, nftables and etcd-server.
+the minute: each row has the load, `ended_s`, when that rank's process had ended, and `raised_s`,
+when its page said that it raised: an exception is ordered by the agent's API and raised where the
+step comes by, and only then is there a fault.  Needs root, iproute2, nftables and etcd-server.
 
     python -m bench.cluster [--cases rank_kill exception node_loss leader_and_etcd shrink]
                             [--runs 10] [--weight 16] [--seed 1]
@@ -54,15 +55,22 @@ class Watched:
         self.world, self.nnodes, self.draw = world, nnodes, draw
         self.pages: dict[int, PageWatch] = {}  # node ->
         self.victim, self.ended_ns = 0, 0  # the process that is hurt, and when it had ended
+        self.raised_ns = 0  # and when its page said that it had raised
 
     def launch(self, number: int) -> None:
         self.world.train([number], self.nnodes, STEPS, *SETTINGS)
         self.pages[number] = PageWatch(self.world.processes[number].pid)
 
     def poll(self) -> list[tuple[int, Step]]:
+        if self.victim and not self.raised_ns and self.has_raised():
+            self.raised_ns = time.monotonic_ns()
         if self.victim and is_over(self.victim):
             self.victim, self.ended_ns = 0, time.monotonic_ns()
         return [(number, step) for number, watch in self.pages.items() for step in watch.poll()]
+
+    def has_raised(self) -> bool:
+        return any(view.pid == self.victim and view.outcome == "exception"
+                   for watch in self.pages.values() for view in watch.views())
 
     def until(self, met: Callable[[list[tuple[int, Step]]], bool], limit_s: float) -> None:
         """Polls until the fresh steps meet it."""
@@ -157,7 +165,8 @@ def hurt_rank(run: Watched, case: str) -> dict[str, Any]:
     before = run.quiet(RANKS)
     number = run.draw.choice(sorted(before))
     step = before[number]
-    run.victim, run.ended_ns, begun_ns = step.pid, 0, time.monotonic_ns()
+    run.victim, run.ended_ns, run.raised_ns = step.pid, 0, 0
+    begun_ns = time.monotonic_ns()
     if case == "rank_kill":
         os.kill(step.pid, signal.SIGKILL)
     else:
@@ -166,8 +175,10 @@ def hurt_rank(run: Watched, case: str) -> dict[str, Any]:
             "fault": "exception", "rank": step.rank, "args": {}, "reason": "bench", "by": "bench"})
     seconds, redone = run.first_new(before, RANKS, begun_ns)
     run.until(lambda _: run.ended_ns > 0, BACK_LIMIT_S)
+    raised_s = (run.raised_ns - begun_ns) / 1e9 if run.raised_ns else 0.0
     return {"recovery_s": seconds, "ended_s": (run.ended_ns - begun_ns) / 1e9,
-            "redone_steps": redone, "node": number, "kept": kept(run, before, number)}
+            "raised_s": raised_s, "redone_steps": redone, "node": number,
+            "kept": kept(run, before, number)}
 
 
 def kept(run: Watched, before: dict[int, Step], lost: int) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import msgspec
 from msgspec.structs import replace
 
-from ..model import Doc, Documents, Settings, Value
+from ..model import Doc, Documents, Settings, Value, node_subject
 from ..nodes import breaker
 from .judge import BROKEN, SLOW, UNKNOWN
 from .pairing import Pair
@@ -37,6 +37,7 @@ class Hurt(Value, frozen=True):
     reason: str  # with what its tests gave
     todo: str
     evidence: tuple[tuple[str, str], ...] = ()
+    version: int = -1  # of the node's document then: who takes an exclusion back writes a later one
 
 
 class BadLink(Value, frozen=True):
@@ -74,6 +75,12 @@ def found_of(report: Report, took_s: float = 0.0) -> Found:
                     for one in report.links[:NAMED_MAX]),
         unknown=(*silent[:NAMED_MAX], *rest), notes=tuple(_notes(report))[:NAMED_MAX],
         took_s=took_s)
+
+
+def with_versions(found: Found, docs: Documents) -> Found:
+    """With the versions that the documents of who is hurt have now."""
+    return replace(found, hurt=tuple(
+        replace(one, version=docs.get(node_subject(one.node)).version) for one in found.hurt))
 
 
 def with_away(found: Found, away: Mapping[str, str]) -> Found:

@@ -77,9 +77,10 @@ class BetweenTests:
         found = self.state.peers.found
         if done.effect.id != seen.effect or found is None:
             return
-        took_s = min(ctx.now.boot_s - seen.asked_boot_s, ctx.settings.gate.suspects_limit_s)
+        # Tests that were cut off take longer than they may: then they are not worth another try.
+        took_s = ctx.now.boot_s - seen.asked_boot_s
         self.state.between = replace(
-            seen, effect="", took_s=took_s, held_s=took_s,
+            seen, effect="", took_s=took_s, held_s=min(took_s, ctx.settings.gate.suspects_limit_s),
             losses=tuple(one for one in seen.losses if one.node not in seen.suspects))
         if found.problem:
             self._note(ctx, f"the tests came to no result, and it goes on: {found.problem}")
@@ -98,9 +99,12 @@ class BetweenTests:
                 self._note(ctx, f"{node} passed its tests: it is under suspicion no more")
 
     def new_boot(self) -> None:
-        """Another boot's seconds mean nothing here."""
-        seen = self.state.between
-        self.state.between = BetweenSeen(losses=seen.losses, took_s=seen.took_s)
+        """Another boot's seconds mean nothing here; what was weighed is not weighed again."""
+        seen, now = self.state.between, self.state.progress
+        weighed = self.state.recovery is not None and seen.broken_boot_s >= 0.0
+        self.state.between = BetweenSeen(
+            losses=seen.losses, took_s=seen.took_s,
+            broken_boot_s=now.broken_boot_s if weighed else -1.0)
 
     # ------------------------------------------------------------ within
 

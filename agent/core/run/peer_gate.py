@@ -122,8 +122,8 @@ class PeerGate:
         found = node_tests.read_found(done.detail) if done.ok else None
         if found is None:
             found = Found(problem=done.error or "their report cannot be read")
-        found = replace(
-            found, wall_s=ctx.now.wall_s, nodes=body.nodes, suspects=body.suspects)
+        found = replace(node_tests.with_versions(found, ctx.observed.store.docs),
+                        wall_s=ctx.now.wall_s, nodes=body.nodes, suspects=body.suspects)
         self.incidents.close_note(ctx, self.state.peers.said, "tested again")
         self.state.peers = replace(self.state.peers, ended_boot_s=ctx.now.boot_s, found=found)
         plan = self.document.current(ctx)

@@ -472,15 +472,17 @@ def tests_in_force(ctx: Context, goes_on: bool) -> list[node_tests.Found]:
     found = (one for one in node_tests.reports(ctx.observed.store.docs) if one.wall_s >= came_s
              or goes_on and node_tests.is_fresh(one, ctx.now.wall_s, max_age_s))
     return [replace(one, hurt=tuple(hurt for hurt in one.hurt
-                                    if not _is_released(ctx, hurt.node, one.wall_s)))
+                                    if not _is_released(ctx, hurt)))
             for one in found]
 
 
-def _is_released(ctx: Context, node: str, since_wall_s: float) -> bool:
-    """Whether somebody who had excluded a node took that back since."""
-    docs = ctx.observed.store.docs
-    doc = docs.decoded(node_subject(node), members.read_node)
-    return not doc.excluded and bool(doc.strikes) and doc.since_wall_s > since_wall_s
+def _is_released(ctx: Context, hurt: node_tests.Hurt) -> bool:
+    """Whether somebody who had excluded a node took that back since it was found to be hurt; by the
+    order of the store's writes, for two nodes' clocks may be an hour apart."""
+    docs, subject = ctx.observed.store.docs, node_subject(hurt.node)
+    doc = docs.decoded(subject, members.read_node)
+    later = docs.get(subject).version > hurt.version >= 0
+    return later and not doc.excluded and not doc.draining and bool(doc.strikes)
 
 
 def _words(found: list[Refusal]) -> str:

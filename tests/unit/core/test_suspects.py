@@ -208,8 +208,22 @@ def test_no_restart_waits_longer_than_the_limit_and_what_is_unknown_excludes_nob
     assert sorted(made.plan().members) == list("abcd") and not document(made, HURT).excluded
     assert "the tests came to no result, and it goes on: no outcome in time" in told(made)
     trains(made)
+    hangs(made)  # tests that were cut off are not worth another try
+    assert len(rounds(made)) == 1
+    assert any("c, under suspicion, is not tested: " in text and text.endswith(" and may take 16 s")
+               for text in told(made)), told(made)
+
+
+def test_a_cause_is_weighed_once_though_its_node_was_started_anew() -> None:
+    made = fleet(hang_limit_s=2.0, world=World({HURT: 0.0}))
     hangs(made)
-    assert len(rounds(made)) == 2 and "tests take 16.0 s" in "\n".join(told(made))
+    case = made.labs[made.leader()].node.cases["r"]
+    weighed = case.state.between.losses
+    assert weighed and case.state.recovery is not None
+    case.new_boot(3.0)
+    assert case.state.between.losses == weighed
+    assert case.state.between.broken_boot_s == case.state.progress.broken_boot_s
+    assert not case.state.between.suspects and not case.state.between.effect
 
 
 def test_the_wait_for_tests_is_not_taken_for_the_cost_of_a_restart() -> None:
@@ -260,6 +274,21 @@ def test_while_the_breaker_is_open_nobody_is_excluded() -> None:
     assert rounds(made) and not document(made, HURT).excluded
     assert any("not excluded, the breaker is open: " in text for text in told(made))
     assert sorted(made.plan().members) == list("abcd")
+
+
+@pytest.mark.parametrize("ahead_s", [-3600.0, 3600.0])
+def test_a_release_counts_though_the_clocks_of_two_nodes_are_an_hour_apart(ahead_s: float) -> None:
+    made = fleet(world=World({HURT: 0.5}))
+    hangs(made)
+    made.run(4)
+    assert document(made, HURT).excluded
+    becomes(made, World())
+    made.labs["b"].wall_ahead_s = ahead_s
+    made.labs["b"].requests = (Request("q", "release_node", "node/c", "mended"),)
+    trains(made, 20)
+    made.run(6)
+    assert not document(made, HURT).excluded
+    assert made.plan().generation == 3 and sorted(made.plan().members) == list("abcd")
 
 
 @pytest.mark.parametrize("by", ["a person", "its own tests"])
