@@ -24,6 +24,8 @@ REPEATS, REPEATS_MAX = 3, 9
 STEADY = 0.1  # repeats that differ by no more need no further ones
 MB = 1 << 20
 INTEGER_SIZE, FLOAT_SIZE = 256, 512
+# The largest factor and the type: 256 products of them are exact below 2^24, and up to 2^8.
+WHOLE = ((8, "float32"), (1, "bfloat16"))
 # The command with this set (any number, the seed) flips one bit of a result, so that an operator
 # sees what silent corruption looks like here.
 NEURON_DEVICES = "/dev/neuron[0-9]*"
@@ -31,6 +33,17 @@ FLIP_VARIABLE = "HOLDFAST_CHECK_FLIP_BIT"
 Answer = dict[str, Any]  # the fields of agent/core/checks/verdict.py's Answer
 Flip = Callable[[torch.Tensor], torch.Tensor]
 Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+# With these texts an operation that is the same everywhere fails for a device, or the fabric that
+# it needs, and for nobody's program: cudaError 214, 220, 700, 702, 714 to 719, 802 and 999 and
+# their like of HIP, as torch shows them, and cuBLAS' own.  Want of memory, a device that another
+# job has to itself, and an installation that has no kernel for it are not among them.
+OF_DEVICE = (
+    "uncorrectable ECC error", "uncorrectable NVLink error", "illegal memory access",
+    "launch timed out", "hardware stack error", "illegal instruction", "misaligned address",
+    "not supported on global/shared address space", "invalid program counter",
+    "unspecified launch failure", "system not yet initialized", "CUDA error: unknown error",
+    "HIP error: unknown error", "CUBLAS_STATUS_EXECUTION_FAILED", "CUBLAS_STATUS_INTERNAL_ERROR",
+)
 
 
 def kind() -> str:
@@ -88,17 +101,36 @@ def _beginning(device: str) -> str:
     return device
 
 
+def on_each(function: Callable[[str], Any]) -> tuple[list[Any], list[str], list[str]]:
+    """(what the function gave for each device, what failed for a device's own sake, what failed for
+    another reason): the others are tested all the same."""
+    found, critical, unknown = list[Any](), list[str](), list[str]()
+    for device in devices():
+        try:
+            found.append(function(_beginning(device)))
+        except (RuntimeError, MemoryError) as error:
+            if isinstance(error, MemoryError) and device == "cpu":
+                raise  # the child's own limit, which is said of the whole check
+            said = "%s: %s" % (device, (str(error) or type(error).__name__).split("\n")[0][:200])
+            (critical if is_of_device(error) else unknown).append(said)
+    return found, critical, unknown
+
+
+def is_of_device(error: BaseException) -> bool:
+    """Whether an operation failed because its device, or the way to it, is not well."""
+    return any(words in str(error) for words in OF_DEVICE)
+
+
 # ------------------------------------------------------------------------------ known answers
 
 
 def tensor(options: dict[str, Any]) -> Answer:
     """Products of matrices on every device."""
     seed = os.environ.get(FLIP_VARIABLE, "")
-    wrong: list[str] = []
-    for device in devices():
-        _beginning(device)
-        wrong += known_answers(device, flipped(int(seed)) if seed.isdecimal() else None)
-    return {"said": "%s: every bit as it must be" % _counted(devices()), "critical": wrong}
+    flip = flipped(int(seed)) if seed.isdecimal() else None
+    wrong, critical, unknown = on_each(lambda device: known_answers(device, flip))
+    return {"said": "%s: every bit as it must be" % _counted(devices()),
+            "critical": [one for of in wrong for one in of] + critical, "unknown": unknown}
 
 
 def known_answers(device: str, flip: Flip | None = None) -> list[str]:
@@ -126,22 +158,26 @@ def compared(name: str, product: Product, flip: Flip | None = None) -> list[str]
     """`product` takes the host's tensors and multiplies them on the device of this name, once or
     many times over.
 
-    The integers stay below 2^24, so that a device may multiply them as it does best and there is
-    one right answer, which the host finds by other instructions.  Of other numbers the order of
-    the sums decides over the last bits, so a device is held against itself there.
+    The integers of a product stay so small that the type holds each sum on the way exactly, so that
+    a device may multiply them as it does best and there is one right answer, which the host finds
+    by other instructions.  Of other numbers the order of the sums decides over the last bits, so a
+    device is held against itself there.
     """
     wrong = []
     generator = torch.Generator().manual_seed(20261120)
-    a, b = (torch.randint(-8, 9, (INTEGER_SIZE, INTEGER_SIZE), generator=generator)
-            for _ in range(2))
-    expected = a @ b  # int64, on the host
-    first, again = (product(a.to(torch.float32), b.to(torch.float32)) for _ in range(2))
-    first = flip(first) if flip is not None else first
-    if not _same(first, again):
-        wrong.append("%s: the same product of integers twice, and %s" % (
-            name, _difference(first, again)))
-    elif not torch.equal(first.cpu(), expected.to(torch.float32).expand_as(first)):
-        wrong.append("%s: a product of integers is not the host's" % name)
+    for most, name_of in WHOLE:
+        of = getattr(torch, name_of)
+        a, b = (torch.randint(-most, most + 1, (INTEGER_SIZE, INTEGER_SIZE), generator=generator)
+                for _ in range(2))
+        expected = (a @ b).to(of)  # int64, on the host
+        first, again = product(a.to(of), b.to(of)), product(a.to(of), b.to(of))
+        first = flip(first) if flip is not None else first
+        said = "integers" if of == torch.float32 else "integers as %s" % name_of
+        if not _same(first, again):
+            wrong.append("%s: the same product of %s twice, and %s" % (
+                name, said, _difference(first, again)))
+        elif not torch.equal(first.cpu(), expected.expand_as(first)):
+            wrong.append("%s: a product of %s is not the host's" % (name, said))
     for kind_of_float in (torch.float32, torch.bfloat16):
         x, y = (torch.randn(FLOAT_SIZE, FLOAT_SIZE, generator=generator).to(kind_of_float)
                 for _ in range(2))
@@ -175,8 +211,9 @@ def flipped(seed: int) -> Flip:
         changed = result.clone()
         bits = _bits(changed).view(-1)
         place = draw.randrange(bits.numel())
-        mask = 1 << draw.randrange(8 * bits.element_size() - 1)
-        bits[place] = bits[place] ^ mask
+        wide = 8 * bits.element_size()
+        bit = draw.randrange(wide)
+        bits[place] = bits[place] ^ (1 << bit if bit < wide - 1 else -1 << bit)
         return changed
 
     return flip
@@ -187,8 +224,9 @@ def flipped(seed: int) -> Flip:
 
 def memory_bandwidth(options: dict[str, Any]) -> Answer:
     """Bytes read and written a second by copies inside a device's memory."""
-    return {"said": "copies within memory",
-            "measures": [_copied(_beginning(one)) for one in devices()]}
+    measures, critical, unknown = on_each(_copied)
+    return {"said": "copies within memory", "measures": measures, "critical": critical,
+            "unknown": unknown}
 
 
 def _copied(device: str) -> dict[str, Any]:
@@ -201,13 +239,11 @@ def _copied(device: str) -> dict[str, Any]:
 
 def gemm(options: dict[str, Any]) -> Answer:
     """Floating-point operations a second in products of square matrices."""
-    measures = []
-    for device in devices():
-        _beginning(device)
-        measures.append(_multiplied(device, torch.float32))
-        if device != "cpu":  # many processors only imitate the shorter type
-            measures.append(_multiplied(device, torch.bfloat16))
-    return {"said": "products of matrices", "measures": measures}
+    # Many processors only imitate the shorter type.
+    measures, critical, unknown = on_each(lambda device: [
+        _multiplied(device, of) for of in (torch.float32, torch.bfloat16)[:1 + (device != "cpu")]])
+    return {"said": "products of matrices", "measures": [one for of in measures for one in of],
+            "critical": critical, "unknown": unknown}
 
 
 def _multiplied(device: str, of: torch.dtype) -> dict[str, Any]:
@@ -220,11 +256,12 @@ def _multiplied(device: str, of: torch.dtype) -> dict[str, Any]:
 
 def host_copy(options: dict[str, Any]) -> Answer:
     """Copies from the host's memory to a device and back: the same bytes, and how fast."""
-    found = [_there_and_back(_beginning(one)) for one in devices()]
+    found, critical, unknown = on_each(_there_and_back)
     return {"said": "the same bytes came back",
             "measures": [measure for measure, _ in found],
             "critical": ["%s: what comes back is not what was sent" % measure["subject"]
-                         for measure, same in found if not same]}
+                         for measure, same in found if not same] + critical,
+            "unknown": unknown}
 
 
 def _there_and_back(device: str) -> tuple[dict[str, Any], bool]:

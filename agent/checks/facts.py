@@ -6,6 +6,7 @@ starts checks begins with the longest, torch's import, before a detector is need
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,6 +17,15 @@ from .profiles import Profile
 
 if TYPE_CHECKING:
     from ..config.settings import Collectors
+
+
+class Fault(NamedTuple):
+    """What a detector of the node's agent concludes now."""
+
+    detector: str
+    fault: str
+    severity: str
+    reason: str
 
 
 class Facts(NamedTuple):
@@ -29,6 +39,15 @@ class Facts(NamedTuple):
     paths: tuple[str, ...] = ()
     drift: dict[str, Any] | None = None  # what the agent knows of this node beside the others
     sizes: tuple[int, ...] = ()  # of the vendors' collective tests; () = their usual ones
+    faults: tuple[Fault, ...] = ()  # of the agent's detectors that look at nodes
+
+
+def faults_in(status: Mapping[str, Any] | None) -> tuple[Fault, ...]:
+    """Those of an agent's status; what has another form is none."""
+    found = (status or {}).get("faults")
+    return tuple(Fault(*(str(one.get(name)) for name in Fault._fields))
+                 for one in (found if isinstance(found, list) else ())
+                 if isinstance(one, dict) and not one.get("run"))
 
 
 def profile_of(roots: Roots) -> Profile | None:

@@ -318,7 +318,10 @@ def _become(call: Call, answer: int, output: int, lock: int, parent: int) -> Non
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if call.memory_bytes:
         most = int(_small("/proc/self/statm").split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (most + call.memory_bytes,) * 2)
+        most += call.memory_bytes
+        hard = resource.getrlimit(resource.RLIMIT_AS)[1]  # nobody but root may raise it
+        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
     status = 0
     try:
         call.function(answer)

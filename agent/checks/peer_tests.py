@@ -79,12 +79,12 @@ def compute(command: dict[str, Any], _: int) -> dict[str, Any]:
         torch.set_num_threads(command["threads"])
     seed = os.environ.get(devices.FLIP_VARIABLE, "")
     flip = devices.flipped(int(seed)) if seed.isdecimal() else None
-    wrong, rates = [], []
-    for device in devices.devices():
-        devices._beginning(device)
-        wrong += devices.known_answers(device, flip)
-        rates.append(_sustained(device, command["seconds"]))
-    return {"wrong": wrong, "rate": min(rates)}
+    found, critical, unknown = devices.on_each(lambda device: (
+        devices.known_answers(device, flip), _sustained(device, command["seconds"])))
+    wrong = [one for of, _ in found for one in of] + critical
+    if unknown and not wrong:
+        raise RuntimeError("; ".join(unknown))  # it came to no end: nothing is said of the node
+    return {"wrong": wrong, "rate": min((rate for _, rate in found), default=0.0)}
 
 
 def _sustained(device: str, seconds: float) -> float:

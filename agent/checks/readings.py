@@ -53,17 +53,27 @@ def read(facts: Facts, names: Sequence[str]) -> Reading:
 
 def detected(facts: Facts, detectors: Sequence[str], collectors: Sequence[str],
              said: str) -> Answer:
-    """What these detectors conclude from one reading.  What takes them a while to see (a growth, a
-    streak) is only in the agent's incidents."""
+    """What these detectors conclude from one reading, and what the agent's own conclude now, which
+    see what takes more than one: a link that was up, a card that was there, a growth."""
     reading = read(facts, collectors)
     observed = Observed(samples=readings_of(reading.samples))
-    found = [one for one in NodeWatch(facts.node, {}).look(observed) if one.detector in detectors]
+    found = [(one.fault, one.severity, one.reason)
+             for one in NodeWatch(facts.node, {}).look(observed) if one.detector in detectors]
+    seen = {fault for fault, _, _ in found}
+    found += [one for one in _open(facts, detectors) if one[0] not in seen]
     unknown = [f"{name}: {why}" for name, why in reading.failed.items()]
-    if not reading.samples and not unknown:
+    if not reading.samples and not unknown and not found:
         said = "; ".join(reading.absent.values()) or "nothing to look at here"
     return Answer(
-        said=said, critical=tuple(one.reason for one in found if one.severity == FATAL),
-        warning=tuple(one.reason for one in found if one.severity in (DEGRADED, WARN)),
+        said=said, critical=tuple(why for _, severity, why in found if severity == FATAL),
+        warning=tuple(why for _, severity, why in found if severity in (DEGRADED, WARN)),
         unknown=tuple(unknown),
-        todo="; ".join(dict.fromkeys(f"`holdfast explain {one.fault}`" for one in found)),
+        todo="; ".join(dict.fromkeys(f"`holdfast explain {fault}`" for fault, _, _ in found)),
     )
+
+
+def _open(facts: Facts, detectors: Sequence[str]) -> list[tuple[str, str, str]]:
+    """(fault, severity, reason) of what the agent's own have against this node now.  What the
+    kernel's log says is another's: a check clears that."""
+    return [(one.fault, one.severity, one.reason) for one in facts.faults
+            if one.detector in detectors]

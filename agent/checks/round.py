@@ -16,7 +16,7 @@ import msgspec
 
 from ..config.settings import Collectors
 from . import profiles, table
-from .facts import Facts, profile_of, roots_of
+from .facts import Facts, Fault, profile_of, roots_of
 from .runner import Runner, Wanted
 
 
@@ -33,11 +33,13 @@ class Round(msgspec.Struct):
     limits: tuple[str, ...] = ()
     profile: str = ""
     max_age_s: float = 0.0
+    faults: tuple[Fault, ...] = ()  # what the agent's detectors conclude, which saw more readings
 
 
 def wanted_of(asked: Round) -> Wanted:
     roots = roots_of(asked.collectors)
-    facts = Facts(asked.node, roots, profile=profiles.chosen(asked.profile) or profile_of(roots))
+    facts = Facts(asked.node, roots, profile=profiles.chosen(asked.profile) or profile_of(roots),
+                  faults=asked.faults)
     checks = [table.BY_NAME[name] for name in asked.checks if name in table.BY_NAME]
     return Wanted(
         checks, facts, Path(asked.folder), asked.boot_id, pythons=asked.pythons, busy=asked.busy,

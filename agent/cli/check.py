@@ -176,7 +176,7 @@ def wanted_of(options: argparse.Namespace, environ: Mapping[str, str]) -> tuple[
     """What the command line, the configuration and the agents ask for, and whether a breaker is
     open.  Raises Failure with what to give instead."""
     from holdfast.agent.checks import profiles
-    from holdfast.agent.checks.facts import Facts, profile_of, roots_of
+    from holdfast.agent.checks.facts import Facts, faults_in, profile_of, roots_of
     from holdfast.agent.checks.runner import Wanted
 
     loaded = _configuration(options.config)
@@ -198,7 +198,7 @@ def wanted_of(options: argparse.Namespace, environ: Mapping[str, str]) -> tuple[
     facts = Facts(node, roots, statuses[0] if statuses else None, no_agent,
                   profile or profile_of(roots), (*settings.paths, *options.path),
                   _drift() if statuses and table.BY_NAME["drift"] in checks else None,
-                  tuple(sizes))
+                  tuple(sizes), faults_in(statuses[0] if statuses else None))
     wanted = Wanted(
         checks, facts, results.directory(environ), procfs.boot_id(), bool(options.name),
         pythons(options.python or settings.python, environ), _training(statuses), options.force,

@@ -208,7 +208,7 @@ class Node:
         for context in contexts:
             self._climb(whole, context)
         led = [c for c in contexts if c.leader]
-        sick = bool(sent and sent[0].fatal)
+        sick = bool(sent and sent[0].fatal) or exclusions.is_open_still(self.name, whole, opened)
         self.fleet_pause.step(whole)
         asked = self.alerts.step(whole, self.cases, self.kept.exclusions, paused)
         for request in asked:

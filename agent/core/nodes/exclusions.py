@@ -6,7 +6,7 @@ leads a run there; an operator's request by any member that was asked.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
@@ -189,6 +189,12 @@ class Exclusions:
         draft = drafts.put(key, doc.version, body, wanted[node].reason)
         ctx.emit(doc.version, msgspec.structs.replace(
             draft, outlives_node=True, request=wanted[node].request))
+
+
+def is_open_still(name: str, ctx: Context, opened: Iterable[Incident]) -> bool:
+    """Whether what this node is excluded for is open on it still: no check takes that back."""
+    doc = ctx.observed.store.docs.decoded(node_subject(name), members.read_node)
+    return doc.excluded and bool(doc.fault) and any(one.fault == doc.fault for one in opened)
 
 
 def _left(doc: members.NodeDoc) -> bool:

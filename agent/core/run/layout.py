@@ -61,8 +61,15 @@ def arranged(
         made, why = _arranged(world, [m for m in members if m.is_fit], before)
     if made:
         return made, why
-    held = [f"; {m.node}: {m.held}" for m in members if m.held and m.fresh]
+    held = [f"; {m.node}: {_against(m)}" for m in members if m.fresh and _against(m)]
     return made, why + "".join(held[:HELD_SHOWN])
+
+
+def _against(member: Member) -> str:
+    """What keeps a node that is heard of out of a world; "" = nothing."""
+    if member.fatal:
+        return f"{member.fatal} is open there"
+    return "excluded" if member.excluded else member.held
 
 
 def without_drained(

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from ..model import FATAL, TRAINER, Beat, Condition, Incident, Now, Observed, RunView, subject_of
 from ..nodes import kernel_incidents
-from .start_gate import OWN_SCOPES, Names, uses
+from .start_gate import INCIDENTS, OWN_SCOPES, Names, uses
 from .state import Context
 
 COMMITS_MAX = 16  # of one run's folder, the newest
@@ -58,5 +58,8 @@ def _breaking(ctx: Context, opened: Iterable[Incident]) -> Iterable[Incident]:
 
 
 def _fatal(view: RunView, bad: tuple[Incident, ...], names: Names) -> str:
-    """The first of them under a device that the run may use."""
+    """The first of them under a device that the run may use, unless a person has it start with
+    them all the same."""
+    if INCIDENTS in view.ignored_checks:
+        return ""
     return next((one.fault for one in bad if uses(view, subject_of(one.subject).part, names)), "")

@@ -45,7 +45,7 @@ from .incidents import RunIncidents
 from .state import Context, GateSeen, RunState
 
 # Checks that are no child's of the agent.
-EXCLUDED, INCIDENTS, PATHS = "excluded", "incidents", "paths"
+EXCLUDED, INCIDENTS, NETWORK, PATHS = "excluded", "incidents", "network", "paths"
 EXCLUSIVE = "exclusive"  # a GPU is one run's at a time
 UNLISTED = (EXCLUDED, EXCLUSIVE)  # that `holdfast check` does not make, and --ignore-check may name
 FULL = "full"  # --check
@@ -331,6 +331,8 @@ class StartGate:
             asked = one.check in names and _is_young(one, ctx) or bool(names) and lasts
             if not asked or not one.proven or not uses_any(ctx, one.devices):
                 continue
+            if one.check == NETWORK and ctx.view.nnodes_max == 1:
+                continue  # nothing of the run goes over a card
             common, why = is_common(failing, one.check, fleet, ctx.now.wall_s, ctx.settings)
             if common:
                 self._common(ctx, why)
@@ -377,14 +379,15 @@ class StartGate:
         return f"{ctx.view.node} starts no run: {other.words}. Do: {DEVICES_TODO}"
 
     def _of_incidents(self, ctx: Context) -> Iterator[Refusal]:
-        """The open incidents with which no run starts here; network cards concern runs over several
-        nodes alone.  What is over by itself is waited for; a boot or a person is not."""
-        if not ctx.settings.single_node or kernel_incidents.DETECTOR not in ctx.settings.act:
+        """The open incidents with which no run starts here.  What is over by itself is waited for;
+        a boot or a person is not.  Among many nodes they are in the node's beat, and others take
+        its ranks; there this one only writes down that a person ignores them."""
+        told = ctx.settings.single_node or INCIDENTS in ctx.view.ignored_checks
+        if not told or kernel_incidents.DETECTOR not in ctx.settings.act:
             return
-        scopes = OWN_SCOPES if ctx.view.nnodes_max == 1 else (*OWN_SCOPES, "nic")
         for one in ctx.opened:
             book = ctx.runbooks.get(one.fault)
-            if one.severity != FATAL or (book is not None and book.scope not in scopes):
+            if one.severity != FATAL or (book is not None and book.scope not in OWN_SCOPES):
                 continue
             if not uses(ctx.view, subject_of(one.subject).part, names_of_devices(ctx)):
                 continue

@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from ...checks import results, table
+from ...checks.facts import Fault
 from ...checks.round import Round, pythons
 from ...core.checks import baseline
 from ...core.checks.verdict import CheckVerdict
@@ -31,6 +32,7 @@ YOUNG_SHARE = 0.7  # of checks.max_age_s: made again before a start would have t
 FAILED_S = 30.0  # what failed may have passed by then
 RETRY_S = 60.0  # after a round that made nothing
 MARGIN_S = 2.0  # the child is ended before the effect's deadline, and says why
+FAULTS_MAX = 64  # that a round is told of
 BAD = "no round of checks: {}"
 
 
@@ -143,7 +145,9 @@ class Checks:
             collectors=state.config.collectors,
             pythons=pythons(checks.python, state.job_pythons(), os.environ),
             busy=state.training(), limits=checks.limits, profile=checks.profile,
-            max_age_s=max_age_s)
+            max_age_s=max_age_s,
+            faults=tuple(Fault(one.detector, one.fault, one.severity, one.reason)
+                         for one in state.snapshot.decision.verdicts if not one.run)[:FAULTS_MAX])
 
     def _show(self, verdicts: Collection[CheckVerdict]) -> None:
         found = known(verdicts)

@@ -18,8 +18,99 @@ def test_a_flipped_bit_is_caught_a_hundred_times_of_a_hundred(
     monkeypatch.setattr(device, "INTEGER_SIZE", 64)
     monkeypatch.setattr(device, "FLOAT_SIZE", 64)
     caught = [device.known_answers("cpu", device.flipped(seed)) for seed in range(100)]
-    assert [len(one) for one in caught] == [3] * 100  # in the integers and in both others
+    assert [len(one) for one in caught] == [4] * 100  # in integers and others of both types
     assert all("1 of " in said and "results differ" in said for one in caught for said in one)
+
+
+@pytest.mark.parametrize("of", [torch.float32, torch.bfloat16])
+def test_every_bit_may_be_the_one_that_flips(of: torch.dtype) -> None:
+    flip, zeros = device.flipped(1), torch.zeros(4, dtype=of)
+    found = {int(device._bits(flip(zeros)).sum()) for _ in range(2000)}
+    wide = 8 * zeros.element_size()
+    assert len(found) == wide and -(2 ** (wide - 1)) in found  # the sign among them
+
+
+@pytest.mark.parametrize("of", ["float32", "bfloat16"])
+def test_an_error_that_each_product_has_is_caught_in_both_types(
+    monkeypatch: pytest.MonkeyPatch, of: str
+) -> None:
+    right = torch.Tensor.__matmul__
+
+    def wrong(a: object, b: object) -> object:
+        found = right(a, b)
+        return -found if found.dtype == getattr(torch, of) else found
+
+    monkeypatch.setattr(torch.Tensor, "__matmul__", wrong)
+    words = "integers" if of == "float32" else "integers as bfloat16"
+    assert device.known_answers("cpu") == [f"cpu: a product of {words} is not the host's"]
+
+
+ECC = "CUDA error: uncorrectable ECC error encountered\nCUDA kernel errors might be reported later"
+
+
+@pytest.mark.parametrize(("said", "whose"), [
+    (ECC, "critical"),
+    ("CUDA error: unspecified launch failure\nCompile with `TORCH_USE_CUDA_DSA`", "critical"),
+    ("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm(...)`", "critical"),
+    ("HIP error: an illegal memory access was encountered", "critical"),
+    ("CUDA out of memory. Tried to allocate 1024.00 MiB. GPU 1 has a total capacity", "unknown"),
+    ("CUDA error: CUDA-capable device(s) is/are busy or unavailable", "unknown"),
+    ("CUDA error: no kernel image is available for execution on the device", "unknown"),
+    ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", "unknown"),
+])
+@pytest.mark.parametrize("check", ["tensor", "memory_bandwidth", "gemm", "host_copy"])
+def test_a_device_whose_operation_raises_is_named_and_the_others_are_tested(
+    monkeypatch: pytest.MonkeyPatch, check: str, said: str, whose: str
+) -> None:
+    """As torch tells it, and whose fault that is: a device that another job holds is not sick."""
+    begun: list[str] = []
+    works = {"tensor": "known_answers", "memory_bandwidth": "_copied", "gemm": "_multiplied",
+             "host_copy": "_there_and_back"}[check]
+    right = getattr(device, works)
+
+    def raises(name: str, *rest: object) -> object:
+        begun.append(name)
+        if name == "cuda:1":
+            raise RuntimeError(said)
+        return right("cpu", *rest)
+
+    monkeypatch.setattr(device, "devices", lambda: ["cuda:0", "cuda:1", "cuda:2"])
+    monkeypatch.setattr(device, "_beginning", lambda name: name)
+    monkeypatch.setattr(device, works, raises)
+    answer = getattr(device, check)({})
+    assert list(dict.fromkeys(begun)) == ["cuda:0", "cuda:1", "cuda:2"]
+    first = said.split("\n")[0]
+    assert answer[whose] == [f"cuda:1: {first}"]
+    assert answer["unknown" if whose == "critical" else "critical"] == []
+    if check != "tensor":
+        assert len(answer["measures"]) == (4 if check == "gemm" else 2)  # of the two others
+
+
+def test_a_device_is_sick_in_the_tests_between_nodes_as_well(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from holdfast.agent.checks import peer_tests
+
+    command = {"threads": 1, "seconds": 0.01}
+    right = device.known_answers
+
+    def raises(said: str) -> object:
+        def known(name: str, flip: object = None) -> list[str]:
+            if name == "cuda:1":
+                raise RuntimeError(said)
+            return right("cpu")
+        return known
+
+    monkeypatch.setattr(device, "devices", lambda: ["cuda:0", "cuda:1"])
+    monkeypatch.setattr(device, "_beginning", lambda name: name)
+    monkeypatch.setattr(peer_tests, "_sustained", lambda name, seconds: 5.0)
+    monkeypatch.setattr(device, "known_answers", raises(ECC))
+    found = peer_tests.compute(command, -1)
+    assert found == {"wrong": ["cuda:1: CUDA error: uncorrectable ECC error encountered"],
+                     "rate": 5.0}
+    monkeypatch.setattr(device, "known_answers", raises("CUDA out of memory"))
+    with pytest.raises(RuntimeError, match="cuda:1: CUDA out of memory"):
+        peer_tests.compute(command, -1)
 
 
 def test_a_device_that_is_well_is_found_well() -> None:
@@ -57,7 +148,7 @@ def test_each_multiprocessor_gets_a_product_and_none_may_be_wrong(
     assert device.known_answers("cpu") == ["cpu: a product of integers is not the host's"]
     assert shapes == {
         ("torch.int64", (device.INTEGER_SIZE,) * 2),  # the host's own, made once
-        ("torch.float32", (8, *(device.INTEGER_SIZE,) * 2)),
+        *((f"torch.{of}", (8, *(device.INTEGER_SIZE,) * 2)) for of in ("float32", "bfloat16")),
         *((f"torch.{of}", (8, *(device.FLOAT_SIZE,) * 2)) for of in ("float32", "bfloat16"))}
 
 

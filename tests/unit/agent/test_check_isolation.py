@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -260,6 +261,26 @@ def test_another_user_s_lock_costs_its_own_check_alone(mode: int, problem: str) 
     assert problem in ended["gemm"].problem and bool(problem) == bool(ended["gemm"].problem)
     assert not problem or f"{foreign}: Permission denied" in ended["gemm"].problem
     assert not ended["last"].problem
+
+
+def test_a_limit_of_memory_that_stands_already_is_not_raised() -> None:
+    """As a container or a scheduler sets it: nobody but root may raise it again."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    own = 64 << 30
+
+    def limits() -> Any:
+        return list(resource.getrlimit(resource.RLIMIT_AS))
+
+    def asks() -> Any:
+        resource.setrlimit(resource.RLIMIT_AS, (own, own))
+        os.setresuid(NOBODY, NOBODY, NOBODY)
+        found = [event.value if event.value is not None else event.problem for event in run_all(
+            [Call("gemm", answering(limits), 20.0, 1 << 40)], 1)]
+        return found
+
+    (answer, _) = run_all([Call("asks", answering(asks), 20.0)], 1)
+    assert answer.value == [[own, own], ""], answer
+    assert resource.getrlimit(resource.RLIMIT_AS) == before
 
 
 def test_a_lock_that_leads_elsewhere_is_not_followed(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from holdfast.agent.core.model import CheckVerdict, Request, Runbook, Settings, node_subject
+from holdfast.agent.core.model import CheckVerdict, Doc, Request, Runbook, Settings, node_subject
 from holdfast.agent.core.run.members import NodeDoc, read_node
 
 from .driver import Cluster, Lab
@@ -220,6 +220,24 @@ def test_a_check_that_fails_keeps_it_out() -> None:
     broken(cluster)
     cluster.run(30)
     assert doc(cluster, "b").excluded
+
+
+def test_no_check_takes_back_what_is_still_open_on_the_node() -> None:
+    """Such as a card's error of the kernel's log: the card's link may be up all the same."""
+    cluster = started()
+    for lab in cluster.labs.values():
+        lab.runbooks |= {"card_error": Runbook("card_error", "fatal", "nic", ("exclude_node",),
+                                               clears="quiet_10m")}
+    cluster.fatal["b"] = "card_error"
+    cluster.docs["node/b"] = Doc("node/b", 1, msgspec.json.encode(NodeDoc(
+        excluded=True, fault="card_error", by="a", strikes=(1e9,))))
+    cluster.run(650)  # it is asked for again after ten minutes
+    assert doc(cluster, "b").excluded
+    del cluster.fatal["b"]
+    cluster.labs["b"].boot_id += "+"
+    cluster.run(20)
+    assert not doc(cluster, "b").excluded
+    assert doc(cluster, "b").reason == "checks passed after the exclusion: network"
 
 
 def test_a_check_that_failed_is_made_again_and_counts_when_it_passes() -> None:

@@ -8,6 +8,7 @@ import pytest
 from holdfast.agent.core.checks.unlike import unlike
 from holdfast.agent.core.model import CheckVerdict, Doc, GateSettings, Settings
 from holdfast.agent.core.nodes.identity import Identity
+from holdfast.agent.core.run.members import NodeDoc
 
 from .driver import Cluster, replace
 
@@ -52,6 +53,36 @@ def test_a_node_whose_check_fails_is_left_out_and_named() -> None:
     (why,) = left(made, "c")
     assert "c starts no run: check devices: 7 of 8" in why
     assert notes(made) == ["c takes no ranks of it: check devices: 7 of 8"]
+
+
+def test_a_card_of_the_network_keeps_a_node_out_of_a_run_over_several() -> None:
+    made = fleet("abcd", nnodes=4, least=3, gate=("network",))
+    made.labs["c"].health["network"] = replace(LOST, check="network", devices=())
+    made.run(12)
+    assert sorted(made.plan().members) == ["a", "b", "d"]
+
+
+def waits(made: Cluster) -> str:
+    return dict(made.labs[made.leader()].decision.reasons)["r"]
+
+
+def test_who_waits_for_nodes_names_those_with_a_fatal_fault_or_taken_out() -> None:
+    made = fleet("abcd", nnodes=4, least=3)
+    made.fatal["b"] = "gpu_lost"
+    made.docs["node/d"] = Doc("node/d", 1, msgspec.json.encode(NodeDoc(excluded=True)))
+    made.run(12)
+    assert "run/r" not in made.docs
+    assert "b: gpu_lost is open there" in waits(made) and "d: excluded" in waits(made)
+
+
+def test_a_fatal_fault_that_a_person_ignores_keeps_no_node_out_and_is_written_down() -> None:
+    made = fleet("abc", nnodes=3, ignored_checks=("incidents",), ignore_reason="a trial", uid=7)
+    made.fatal["b"] = "gpu_lost"
+    made.run(12)
+    assert sorted(made.plan().members) == ["a", "b", "c"]
+    (told,) = [one.reason for one in made.labs["b"].decision.incidents
+               if one.fault == "check_ignored"]
+    assert "gpu_lost" in told and "uid 7 asked for that: a trial" in told
 
 
 def test_a_leader_that_its_own_gate_refuses_lets_another_lead_and_is_named() -> None:

@@ -49,6 +49,12 @@ def said(made: Lab) -> str:
     return next(one.body.reason for one in made.log if one.kind == "finish")
 
 
+def test_a_card_of_the_network_refuses_no_run_of_one_node() -> None:
+    made = lab(gate=("network",))
+    made.health["network"] = replace(LOST, check="network", devices=())
+    assert begun(made).view.generation == 1 and not made.finishes()
+
+
 def test_what_is_not_known_is_checked_once_and_a_well_node_starts() -> None:
     made = begun(lab(checkpoint_dir="/ckpt"))
     assert [(one.checks, one.run, one.paths) for one in asked(made)] == [
