@@ -41,7 +41,7 @@ from holdfast.agent.system import procfs
 from holdfast.worker.exits import NOT_KNOWN
 
 from . import modes
-from .client import reach
+from .client import TIMEOUT_S, reach
 from .launch import job_python
 from .text import FAINT, STYLES, Failure, Line, Span, count, field, line, seconds, show
 
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
 INDENT = 9
 FRESH_S = 300.0  # what a scheduler asks for may be this old, and is made anew in the background
+HEALTH_S = 0.7  # an agent that says nothing by then is not waited for where it must be quick
 STALE_S = 3600.0  # what is older is not known any more
 PROLOG_WAIT_S = 3.0  # the Prologs of a job's nodes look at the same moment
 JITTER_S = 60.0  # HealthCheckProgram runs on all nodes at once
@@ -230,10 +231,10 @@ def _size(word: str) -> int:
     return size
 
 
-def _agents() -> tuple[list[dict[str, Any]], str]:
+def _agents(timeout_s: float = TIMEOUT_S) -> tuple[list[dict[str, Any]], str]:
     """The status of every agent here, or why there is none."""
     try:
-        return [status for _, status in reach()], ""
+        return [status for _, status in reach(timeout_s=timeout_s)], ""
     except Failure as failure:
         return [], str(failure).split("\n")[0]
 
@@ -281,7 +282,7 @@ def _health(options: argparse.Namespace) -> int:
                      "checks": [msgspec.to_builtins(one) for one in here]})
     else:
         print(in_a_line(here))
-    statuses, _ = _agents()
+    statuses, _ = _agents(HEALTH_S)
     breaker_open = any(one.get("breaker_open") is True for one in statuses)
     if slurm.NODE in os.environ:  # which takes no notice of the exit status
         return _in_slurm(options, here, breaker_open)

@@ -15,6 +15,7 @@ import socket
 import stat
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
@@ -28,6 +29,7 @@ from .text import Failure, harmless
 
 NODE_RUNTIME = Path("/run/holdfast")
 TIMEOUT_S = 5.0
+ASKED_AT_ONCE = 16  # agents
 ANSWER_BYTES_MAX = 16 << 20
 AGENTS_MAX = 64
 RUNS_MAX = 4096
@@ -45,13 +47,13 @@ class Malformed(Failure):
 
 
 class _Connection(http.client.HTTPConnection):
-    def __init__(self, path: Path) -> None:
-        super().__init__("localhost", timeout=TIMEOUT_S)
-        self._path = path
+    def __init__(self, path: Path, timeout_s: float) -> None:
+        super().__init__("localhost", timeout=timeout_s)
+        self._path, self._timeout_s = path, timeout_s
 
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(TIMEOUT_S)
+        self.sock.settimeout(self._timeout_s)
         self.sock.connect(str(self._path))
         try:
             peers.check_peer(self.sock, str(self._path), os.environ)
@@ -67,9 +69,10 @@ class Answering(Protocol):
 
 
 class Agent(NamedTuple):
-    """One agent's API socket."""
+    """One agent's API socket, and how long it may be silent."""
 
     path: Path
+    timeout_s: float = TIMEOUT_S
 
     def get(self, route: str) -> Any:
         """The parsed answer.  Raises OSError when nobody listens, Failure for an error answer."""
@@ -79,7 +82,7 @@ class Agent(NamedTuple):
         return self._ask("POST", route, json.dumps(body).encode())
 
     def _ask(self, method: str, route: str, body: bytes | None) -> Any:
-        connection = _Connection(self.path)
+        connection = _Connection(self.path, self.timeout_s)
         try:
             headers = {"Content-Type": "application/json"} if body else {}
             connection.request(method, route, body, headers)
@@ -182,27 +185,20 @@ def runtime_directories(environ: Mapping[str, str], refused: list[str]) -> list[
     return [node, *(path for _, path in private[:AGENTS_MAX])]
 
 
-def reach(environ: Mapping[str, str] | None = None) -> list[tuple[Agent, dict[str, Any]]]:
-    """Every agent that answers, with its status.  Raises Failure when none does."""
+def reach(
+    environ: Mapping[str, str] | None = None, timeout_s: float = TIMEOUT_S
+) -> list[tuple[Agent, dict[str, Any]]]:
+    """Every agent that answers, with its status.  Raises Failure when none does.  They are asked at
+    once: one that hangs costs its time, and not the others' as well."""
     environ = os.environ if environ is None else environ
-    found: list[tuple[Agent, dict[str, Any]]] = []
     refused: list[str] = []
-    silent: list[str] = []
-    for directory in runtime_directories(environ, refused):
-        agent = Agent(directory / "api.sock")
-        try:
-            owned(agent.path, environ)
-            found.append((agent, _status(agent)))
-        except (FileNotFoundError, ConnectionRefusedError):
-            continue  # none here, or one that has gone
-        except Stranger as stranger:
-            refused.append(str(stranger))
-        except PermissionError:
-            silent.append(f"{agent.path} is not yours to read")
-        except OSError as error:
-            silent.append(f"{agent.path} does not answer: {error}")
-        except Failure as failure:
-            silent.append(str(failure))
+    agents = [Agent(folder / "api.sock", timeout_s)
+              for folder in runtime_directories(environ, refused)]
+    with ThreadPoolExecutor(max(1, min(ASKED_AT_ONCE, len(agents)))) as pool:
+        answers = list(pool.map(lambda agent: _asked(agent, environ), agents))
+    found = [(agent, answer) for agent, answer in zip(agents, answers) if isinstance(answer, dict)]
+    refused += [str(answer) for answer in answers if isinstance(answer, Stranger)]
+    silent = [answer for answer in answers if isinstance(answer, str) and answer]
     for why in refused[:AGENTS_MAX] if found else ():
         print(f"holdfast: passed by: {harmless(why)}", file=sys.stderr)
     silent += refused
@@ -217,6 +213,23 @@ def reach(environ: Mapping[str, str] | None = None) -> list[tuple[Agent, dict[st
         "agent.runtime_dir is elsewhere is found with HOLDFAST_RUNTIME_DIR set to that"
         + _left_behind(environ)
     )
+
+
+def _asked(agent: Agent, environ: Mapping[str, str]) -> dict[str, Any] | Stranger | str:
+    """An agent's status, or whose socket it is, or why there is none; "" where no agent is."""
+    try:
+        owned(agent.path, environ)
+        return _status(agent)
+    except (FileNotFoundError, ConnectionRefusedError):
+        return ""  # none here, or one that has gone
+    except Stranger as stranger:
+        return stranger
+    except PermissionError:
+        return f"{agent.path} is not yours to read"
+    except OSError as error:
+        return f"{agent.path} does not answer: {error}"
+    except Failure as failure:
+        return str(failure)
 
 
 def _status(agent: Agent) -> dict[str, Any]:

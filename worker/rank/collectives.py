@@ -28,7 +28,6 @@ OPENS_AT, CLOSES_AT = 10, 12  # of them: checkpoints and evaluations stand behin
 EVERY_BEATS, MEASURED_BEATS = 100, 20  # of a program without steps: two of ten seconds
 MARK = "_holdfast_tapped"
 PENDING_MAX = 256  # calls that nobody has waited for yet
-ERRORS = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
 
 
 class Method(NamedTuple):
@@ -111,11 +110,10 @@ class Tap:
             return
         try:
             self.follow(group, module)
-        except ERRORS as error:
-            if not self.refused:
-                print("holdfast: this torch's collectives are not timed: %s" % error,
-                      file=sys.stderr)
-            self.refused = True
+        except Exception as error:  # border: whatever it is, the rank's beats go on
+            first, self.refused = not self.refused, True
+            if first:
+                _say("holdfast: this torch's collectives are not timed: %s" % error)
         self.beats += 1
         if self.fields[pages.F_STEP] == 0:
             at = self.beats % EVERY_BEATS
@@ -184,8 +182,8 @@ class Tap:
                 if len(pending) >= PENDING_MAX:
                     pending.clear()
                 pending[id(work)] = row, began_ns, many
-            except ERRORS:
-                pass  # a tensor or a group of a kind of its own: its call is not counted
+            except Exception:  # border: a tensor of somebody's own kind may raise whatever it likes
+                pass  # its call is not counted, and its collective has begun
             return work
 
         return call
@@ -293,3 +291,10 @@ def _replace(owner: type, name: str, tapped: Callable[..., Any]) -> None:
     for mark in (MARK, "_torchdynamo_disable"):  # there is nothing in it to compile
         setattr(tapped, mark, True)
     setattr(owner, name, tapped)
+
+
+def _say(text: str) -> None:
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except (OSError, ValueError, AttributeError):
+        pass  # closed, replaced or full: nothing is left to tell it to

@@ -34,6 +34,7 @@ from .state import BetweenSeen, Context, Loss, RunState
 FIRST_S = 15.0  # what such tests take, until some were made; docs/checks.md has measurements
 WITNESSES_LEAST = 3  # with so many a slow node's pairs are not the usual ones
 ENOUGH = 3  # nodes: of two that fail with each other neither can be named
+CUT_SHARE = 0.5  # of the limit: what ended without a result after that was cut off
 LOSSES_MAX = 64  # nodes of which is kept what they cost
 
 
@@ -53,14 +54,19 @@ class BetweenTests:
             return False
         if self.state.between.broken_boot_s != since_s:
             self.state.between = replace(
-                self.state.between, broken_boot_s=since_s, suspects=(), held_s=0.0, judged=())
+                self.state.between, broken_boot_s=since_s, suspects=(), held_s=0.0, judged=(),
+                excluding=())
             self._weigh(ctx, plan, cause)
         self._exclude(ctx, plan)
         seen = self.state.between
         waited_s = ctx.now.boot_s - seen.asked_boot_s
         if not seen.suspects or waited_s > limit_s:
             return False
-        if ctx.in_flight.busy(drafts.peers_subject(ctx.view.run)):
+        unwritten = [node for node in seen.excluding if not self._is_excluded(ctx, node)]
+        if unwritten:
+            # Else who is kept by the breaker, because these count, would be left out with them.
+            ctx.reason = f"that {_list(tuple(unwritten))} is excluded is being written down"
+        elif ctx.in_flight.busy(drafts.peers_subject(ctx.view.run)):
             ctx.reason = (f"{_list(seen.suspects)}, under suspicion, is tested with other nodes "
                           f"before the next start, for {limit_s:g} s at most")
         elif self.gate.is_unwritten(ctx):
@@ -77,14 +83,19 @@ class BetweenTests:
         found = self.state.peers.found
         if done.effect.id != seen.effect or found is None:
             return
-        # Tests that were cut off take longer than they may: then they are not worth another try.
-        took_s = ctx.now.boot_s - seen.asked_boot_s
-        self.state.between = replace(
-            seen, effect="", took_s=took_s, held_s=min(took_s, ctx.settings.gate.suspects_limit_s),
-            losses=tuple(one for one in seen.losses if one.node not in seen.suspects))
+        limit_s = ctx.settings.gate.suspects_limit_s
+        took_s = min(ctx.now.boot_s - seen.asked_boot_s, limit_s)
+        self.state.between = seen = replace(seen, effect="", held_s=took_s)
         if found.problem:
+            # Nobody was tested: what each cost counts on.  An agent ends its child some seconds
+            # before the limit, so that it can still say so.
+            if took_s >= CUT_SHARE * limit_s:
+                self.state.between = replace(seen, cut_s=limit_s)
             self._note(ctx, f"the tests came to no result, and it goes on: {found.problem}")
             return
+        self.state.between = replace(
+            seen, took_s=took_s, cut_s=0.0,
+            losses=tuple(one for one in seen.losses if one.node not in seen.suspects))
         _, common = node_tests.left_out([found], ctx.settings)
         if common:
             self._note(ctx, f"nobody is left out, the breaker is open: {common}")
@@ -103,7 +114,7 @@ class BetweenTests:
         seen, now = self.state.between, self.state.progress
         weighed = self.state.recovery is not None and seen.broken_boot_s >= 0.0
         self.state.between = BetweenSeen(
-            losses=seen.losses, took_s=seen.took_s,
+            losses=seen.losses, took_s=seen.took_s, cut_s=seen.cut_s,
             broken_boot_s=now.broken_boot_s if weighed else -1.0)
 
     # ------------------------------------------------------------ within
@@ -126,8 +137,11 @@ class BetweenTests:
         most = max(own, key=lambda one: one.lost_s)
         said = (f"{cause.fault} cost {most.lost_s:.1f} s in {most.times} "
                 f"time{'s' * (most.times > 1)}, tests take {cost_s:.1f} s")
-        if not dear or cost_s > limit_s:
-            over = f" and may take {limit_s:g} s" * (cost_s > limit_s)
+        cut = 0.0 < limit_s <= seen.cut_s
+        if cut:
+            said = f"tests were cut off at {seen.cut_s:g} s, and may take no more"
+        if not dear or cut or cost_s > limit_s:
+            over = f" and may take {limit_s:g} s" * (not cut and cost_s > limit_s)
             self._note(ctx, f"{_list(suspects)}, under suspicion, is not tested: {said}{over}")
             return
         names = self._with_witnesses(ctx, plan, dear)
@@ -171,15 +185,16 @@ class BetweenTests:
         """Whom such tests found to be hurt, as for any other fault of a node: whoever places ranks
         reads it in the node's document.  By what is written, so that the next leader does it where
         this one ended before."""
-        known = tests_in_force(ctx, goes_on=True)
+        max_age_s = ctx.settings.gate.max_age_s  # what is older may be mended, and is tested anew
+        known = [one for one in tests_in_force(ctx, goes_on=True)
+                 if node_tests.is_fresh(one, ctx.now.wall_s, max_age_s)]
         of_suspects = {one.node for found in known if found.suspects for one in found.hurt}
         hurt, _ = node_tests.left_out(known, ctx.settings)
         left, judged = self.gate.hurt_of(ctx, plan, known), self.state.between.judged
         wanted: dict[str, members.NodeDoc] = {}
         own = {one.node for one in ctx.nodes(plan)}  # reports are the cluster's
         for node in sorted(hurt.keys() & of_suspects & own - set(judged)):
-            doc = ctx.observed.store.docs.decoded(node_subject(node), members.read_node)
-            if doc.excluded:
+            if self._is_excluded(ctx, node):
                 continue
             why = f"{node}: {node_tests.words(hurt[node])}"
             is_open, open_why = exclusions.held_back(ctx, FAILED, node, wanted)
@@ -195,7 +210,13 @@ class BetweenTests:
                     detector=PEERS, reason=why, evidence=hurt[node].evidence), EXCLUDE_NODE, why))
             judged = (*judged, node)
         if judged != self.state.between.judged:
-            self.state.between = replace(self.state.between, judged=judged)
+            self.state.between = replace(
+                self.state.between, judged=judged,
+                excluding=(*self.state.between.excluding, *wanted))
+
+    def _is_excluded(self, ctx: Context, node: str) -> bool:
+        docs = ctx.observed.store.docs
+        return docs.decoded(node_subject(node), members.read_node).excluded
 
     def _note(self, ctx: Context, text: str) -> None:
         if self.state.recovery is not None:

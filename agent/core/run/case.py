@@ -346,7 +346,7 @@ class RunCase:
             cause = self.recovery.doubted(ctx, plan, ranks, cause)
             self.document.propose(ctx, plan, ranks, cause.reason, cause,
                                   self.peers.left_out(ctx, plan))
-            self._gang(ctx, self.state.progress.broken_boot_s)
+            self._gang(ctx, self.state.progress.broken_boot_s + progress.tested_s(self.state))
 
     # ------------------------------------------------------------ while it trains
 

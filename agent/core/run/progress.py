@@ -117,9 +117,14 @@ def went_on_boot_s(ctx: Context, state: RunState, ranks: tuple[RankView, ...]) -
 
 def restarted(state: RunState, first_boot_s: float) -> None:
     """A restart is over: what it took, without tests on the way, is what the next one will cost."""
-    broken_s, tests = state.progress.broken_boot_s, state.between
-    tested_s = tests.held_s if tests.broken_boot_s == broken_s else 0.0
-    state.history.add_restart(max(0.0, first_boot_s - broken_s - tested_s))
+    took_s = first_boot_s - state.progress.broken_boot_s - tested_s(state)
+    state.history.add_restart(max(0.0, took_s))
+
+
+def tested_s(state: RunState) -> float:
+    """How long this recovery waited for tests of nodes."""
+    tests = state.between
+    return tests.held_s if tests.broken_boot_s == state.progress.broken_boot_s else 0.0
 
 
 def new_boot(state: RunState, boot_s: float) -> None:

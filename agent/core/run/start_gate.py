@@ -55,6 +55,10 @@ RECHECK_S, RECHECK_LEAST_S = 5.0, 1.0  # before a restart in place
 AGAIN_S = 10.0  # a check that failed is made again this often, while a start waits for it
 VERSIONS_S = 5.0  # for a node that has not said what it is made of; an old agent never does
 LOOK_S = 0.2
+AHEAD_S = 60.0  # that two nodes' clocks may be apart, and their words still be ordered
+# A link may be mended while a run goes on without one of its ends, and nobody says so: then it is
+# tried again, which costs a link that is not mended one fault an hour.
+LINK_S = 3600.0
 TOLD_S = 2.0  # a refused node stays so long, for who leads to hear of it and write it down
 REFUSED, IGNORED, DETECTOR = "start_refused", "check_ignored", "gate"
 FAILED = "check_failed"
@@ -469,14 +473,17 @@ def tests_peers(ctx: Context) -> bool:
 
 def tests_in_force(ctx: Context, goes_on: bool) -> list[node_tests.Found]:
     """What was found since this launcher came; of a run that goes on also what is young: nobody is
-    tested while ranks compute."""
-    came_s = ctx.now.wall_s - (ctx.now.boot_s - ctx.view.registered_boot_s)
+    tested while ranks compute.  What bears a time that is still to come was written by a clock that
+    is wrong, or was: it would outlast all that is found later."""
+    now_s = ctx.now.wall_s
+    came_s = now_s - (ctx.now.boot_s - ctx.view.registered_boot_s)
     max_age_s = ctx.settings.gate.max_age_s
-    found = (one for one in node_tests.reports(ctx.observed.store.docs) if one.wall_s >= came_s
-             or goes_on and node_tests.is_fresh(one, ctx.now.wall_s, max_age_s))
-    return [replace(one, hurt=tuple(hurt for hurt in one.hurt
-                                    if not _is_released(ctx, hurt)))
-            for one in found]
+    found = (one for one in node_tests.reports(ctx.observed.store.docs)
+             if one.wall_s <= now_s + AHEAD_S and (
+                 one.wall_s >= came_s or goes_on and node_tests.is_fresh(one, now_s, max_age_s)))
+    return [replace(
+        one, hurt=tuple(hurt for hurt in one.hurt if not _is_released(ctx, hurt)),
+        links=() if goes_on and now_s - one.wall_s > LINK_S else one.links) for one in found]
 
 
 def _is_released(ctx: Context, hurt: node_tests.Hurt) -> bool:

@@ -228,7 +228,9 @@ class BetweenSeen(Value, frozen=True):
     effect: str = ""  # by which effect; "" = they have ended
     held_s: float = 0.0  # how long this recovery waited for them
     judged: tuple[str, ...] = ()  # hurt nodes that were excluded since, or could not be
-    took_s: float = 0.0  # what the last ones took, with a result or without; 0 = none yet
+    excluding: tuple[str, ...] = ()  # those of them of whom it is still to be written
+    took_s: float = 0.0  # what the last ones with a result took; 0 = none yet
+    cut_s: float = 0.0  # the limit at which the last ones were cut off; 0 = they were not
 
 
 class Upkeep(Value, frozen=True):

@@ -6,8 +6,10 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from msgspec.structs import replace
 from waiting import wait_for
 
 from holdfast.agent.checks import gate, results, table
-from holdfast.agent.cli import check, main
+from holdfast.agent.cli import check, client, main
 from holdfast.agent.cli.text import plain
 from holdfast.agent.core.checks import baseline
 from holdfast.agent.core.checks.verdict import (
@@ -184,6 +186,37 @@ def test_a_health_program_is_answered_from_the_cache(
     with results.changing(tmp_path / "state/checks") as all_of_it:
         del all_of_it.verdicts["clock"]
     assert main(ask) == 0 and len(asked) == 4
+
+
+def test_a_health_program_waits_for_no_agent_that_hangs_and_for_none_in_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    """Each of them takes the connection and never answers."""
+    limits: list[float] = []
+    hanging = []
+    for number in range(5):
+        folder = tmp_path / f"agent-{number}"
+        folder.mkdir(mode=0o700)
+        hanging.append(socket.socket(socket.AF_UNIX))
+        hanging[-1].bind(str(folder / "api.sock"))
+        hanging[-1].listen()
+    asked = client._asked
+
+    def timed(agent: client.Agent, environ: Any) -> Any:
+        limits.append(agent.timeout_s)
+        together.wait(20.0)  # BrokenBarrierError unless all five are asked at once
+        return asked(agent, environ)
+
+    together = threading.Barrier(5)
+    monkeypatch.setattr(client, "_asked", timed)
+    monkeypatch.setattr(client, "runtime_directories", lambda environ, refused: [
+        tmp_path / f"agent-{number}" for number in range(5)])
+    kept(tmp_path, OK, 10)
+    assert main(["check", "--for", "slurm-health"]) == 0
+    assert limits == [check.HEALTH_S] * 5 and check.HEALTH_S < 1.0
+    assert "ok: 1 check passed" in capsys.readouterr().out
+    for one in hanging:
+        one.close()
 
 
 def test_what_checks_said_before_is_shown_and_none_is_made(

@@ -9,8 +9,10 @@ import pytest
 from fleet import World
 
 from holdfast.agent.config.runbooks import load_runbooks
+from holdfast.agent.core.checks.node_tests import Found
 from holdfast.agent.core.detect.ranks.ended import Cause
-from holdfast.agent.core.model import CheckVerdict, Incident, Request
+from holdfast.agent.core.model import CheckVerdict, EffectOutcome, Incident, Request
+from holdfast.agent.core.run import start_gate
 from holdfast.agent.core.run.between import FIRST_S, added, suspects_of
 from holdfast.agent.core.run.members import NodeDoc
 
@@ -210,8 +212,125 @@ def test_no_restart_waits_longer_than_the_limit_and_what_is_unknown_excludes_nob
     trains(made)
     hangs(made)  # tests that were cut off are not worth another try
     assert len(rounds(made)) == 1
-    assert any("c, under suspicion, is not tested: " in text and text.endswith(" and may take 16 s")
-               for text in told(made)), told(made)
+    assert ("c, under suspicion, is not tested: tests were cut off at 16 s, and may take no more"
+            in told(made)), told(made)
+    for lab in made.labs.values():
+        lab.settings = lab.node.settings = replace(lab.settings, gate=replace(
+            lab.settings.gate, suspects_limit_s=40.0))
+    trains(made)
+    hangs(made)
+    assert len(rounds(made)) == 2  # with a longer limit they are
+
+
+def test_tests_that_were_refused_cost_nothing_and_what_was_lost_counts_on() -> None:
+    made = fleet(world=World({HURT: 0.0}))
+    lab = made.labs["a"]
+    perform, refused = lab._perform, []
+
+    def refuses(effect: Any) -> None:
+        if effect.kind == "run_check" and not refused:
+            refused.append(effect)
+            lab.outcomes.append(EffectOutcome(effect.id, False, "a is tested for run s: ask again"))
+        else:
+            perform(effect)
+
+    lab._perform = refuses  # type: ignore[method-assign]
+    hangs(made)
+    made.run(4)
+    assert refused and made.plan().generation == 2
+    seen = made.labs["a"].node.kept.runs["r"].between
+    assert [one.times for one in seen.losses if one.node == HURT] == [1] and not seen.took_s
+    trains(made)
+    hangs(made)
+    made.run(4)
+    assert "in 2 times, tests take 15.0 s" in "\n".join(told(made))
+    assert document(made, HURT).excluded
+
+
+def test_the_wait_for_nodes_begins_behind_the_tests() -> None:
+    """Else tests that take longer than it ended the run in the step that they end in."""
+    made = fleet("abcde", nnodes=4, least=4, limit_s=120.0, world=World({HURT: 0.0}),
+                 gang_limit_s=30.0)
+    made.dead.add("e")
+    made.run(20)
+    lab = made.labs["a"]
+    perform, waiting = lab._perform, []
+    lab._perform = lambda effect: (  # type: ignore[method-assign]
+        waiting.append(effect) if effect.kind == "run_check" else perform(effect))
+    hangs(made)
+    made.run(40)
+    assert waiting and made.plan().generation == 1
+    perform(waiting[0])
+    made.run(20)
+    assert document(made, HURT).excluded and made.plan().finished < 0
+    made.dead.discard("e")
+    made.run(20)
+    assert sorted(made.plan().members) == ["a", "b", "d", "e"]
+
+
+def test_what_was_found_long_ago_excludes_nobody() -> None:
+    """None was to spare then; now one is, and the node may have been mended in between."""
+    made = fleet("abcde", least=4, world=World({HURT: 0.5}))
+    made.dead.add("e")
+    made.run(20)
+    hangs(made)
+    made.run(4)
+    assert not document(made, HURT).excluded and HURT in made.plan().members
+    becomes(made, World())
+    trains(made)
+    made.dead.discard("e")
+    trains(made, 400)
+    made.labs["a"].raises(0, "ValueError: a user's own")
+    for name, lab in made.labs.items():
+        for rank in lab.view.ranks if name != "a" else ():
+            lab.park(rank.rank, rank.step)
+    made.run(6)
+    assert made.plan().generation > 2 and not document(made, HURT).excluded
+
+
+def test_one_end_of_a_link_that_was_mended_comes_back_after_an_hour() -> None:
+    made = fleet(world=World({("b", "c"): 0.0}))
+    hangs(made, "")
+    made.run(4)
+    assert sorted(made.plan().members) == ["a", "b", "d"]
+    becomes(made, World())
+    trains(made, 60)
+    assert made.plan().generation == 2
+    for lab in made.labs.values():
+        lab.boot_s += 3600.0
+    trains(made, 60)
+    assert sorted(made.plan().members) == list("abcd")
+
+
+def test_what_was_found_by_a_clock_that_was_set_back_holds_nobody_out() -> None:
+    made = fleet(least=4, world=World({HURT: 0.5}))
+    hangs(made)
+    made.run(4)
+    (key,) = [one for one in made.docs if one.startswith("tested/")]
+    (*_, old) = found = msgspec.json.decode(made.docs[key].body, type=tuple[Found, ...])
+    made.docs[key] = replace(made.docs[key], version=made.docs[key].version + 1, body=(
+        msgspec.json.encode(tuple(replace(one, wall_s=one.wall_s + 3600.0) for one in found))))
+    lab = made.labs[made.leader()]
+    made.step()
+    now, observed = lab.node._seen  # type: ignore[misc]
+    ctx = lab.node._context(now, observed, lab.view, [], [], [], {})
+    assert old.hurt and not any(
+        one.hurt for one in start_gate.tests_in_force(ctx, goes_on=True))
+
+
+def test_of_two_hurt_nodes_the_one_that_the_breaker_keeps_takes_part() -> None:
+    """What excludes the first, and so opens the breaker for the second, is written down first."""
+    made = fleet("abcdef", nnodes=6, least=3, world=World({"c": 0.0, "d": 0.0}))
+    made.docs["node/x"] = replace(made.docs["run/r"], key="node/x", version=1,
+                                  body=msgspec.json.encode(NodeDoc(
+                                      excluded=True, reason="slow", fault="check_failed",
+                                      strikes=(1e9 + made.labs["a"].boot_s,))))
+    hangs(made, "")
+    made.run(6)
+    out = [node for node in "cd" if document(made, node).excluded]
+    kept = [node for node in "cd" if node not in out]
+    assert any("not excluded, the breaker is open" in text for text in told(made)), told(made)
+    assert len(out) == 1 and set(kept) <= set(made.plan().members)
 
 
 def test_a_cause_is_weighed_once_though_its_node_was_started_anew() -> None:
