@@ -182,6 +182,47 @@ def test_a_tensor_of_another_kind_passes_uncounted(tap):
     assert not counts(tap) and not tap.pending
 
 
+class Unkind:
+    """A tensor of somebody's own, which answers no question about itself."""
+
+    @property
+    def nbytes(self):
+        raise AssertionError("this tensor has not been materialised")
+
+
+def test_a_tensor_that_raises_what_it_likes_raises_in_no_step(tap):
+    tap, group = tap
+    assert isinstance(group.allreduce([Unkind()]), Work)
+    assert not counts(tap)
+
+
+def test_what_cannot_be_tapped_is_said_once_and_never_where_nobody_can_hear(tap, monkeypatch):
+    """A rank's beats come from the same thread: they go on."""
+    tap, _ = tap
+
+    def refuses(group, module):
+        raise AssertionError("another torch")
+
+    said = []
+    monkeypatch.setattr(tap, "follow", refuses)
+    monkeypatch.setattr(collectives.sys, "stderr", types.SimpleNamespace(
+        write=said.append, flush=lambda: None))
+    for _ in range(3):
+        tap.each_beat()
+    assert "".join(said).count("are not timed: another torch") == 1
+    tap.refused = False
+    monkeypatch.setattr(collectives.sys, "stderr", None)
+    tap.each_beat()
+
+    def closed(text):
+        raise ValueError("I/O operation on closed file")
+
+    tap.refused = False
+    monkeypatch.setattr(collectives.sys, "stderr", types.SimpleNamespace(
+        write=closed, flush=lambda: None))
+    tap.each_beat()
+
+
 def test_calls_that_nobody_waits_for_are_forgotten(tap):
     tap, group = tap
     kept = [group.allreduce([Tensor()]) for _ in range(3 * collectives.PENDING_MAX)]
