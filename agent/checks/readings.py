@@ -59,8 +59,8 @@ def detected(facts: Facts, detectors: Sequence[str], collectors: Sequence[str],
     observed = Observed(samples=readings_of(reading.samples))
     found = [(one.fault, one.severity, one.reason)
              for one in NodeWatch(facts.node, {}).look(observed) if one.detector in detectors]
-    seen = {fault for fault, _, _ in found}
-    found += [one for one in _open(facts, detectors) if one[0] not in seen]
+    seen = {(fault, severity) for fault, severity, _ in found}  # one look may say the milder thing
+    found += [one for one in _open(facts, detectors) if one[:2] not in seen]
     unknown = [f"{name}: {why}" for name, why in reading.failed.items()]
     if not reading.samples and not unknown and not found:
         said = "; ".join(reading.absent.values()) or "nothing to look at here"

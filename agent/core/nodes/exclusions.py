@@ -17,7 +17,7 @@ from ..detect.cloud.ec2 import SPOT_FAULT
 from ..effects import drafts
 from ..incidents.book import Entry, IncidentBook
 from ..ladder import first
-from ..model import WARN, Beat, Incident, Now, RunView, Verdict, node_subject, run_subject
+from ..model import FATAL, WARN, Beat, Incident, Now, RunView, Verdict, node_subject, run_subject
 from ..model.subject import NODE
 from ..run import members
 from ..run.state import Context
@@ -192,9 +192,12 @@ class Exclusions:
 
 
 def is_open_still(name: str, ctx: Context, opened: Iterable[Incident]) -> bool:
-    """Whether what this node is excluded for is open on it still: no check takes that back."""
+    """Whether what this node is excluded for is open on it still, and fatal: no check takes that
+    back.  A milder word of the same fault may be of another device, or of a check that passed since
+    and is held open for a minute."""
     doc = ctx.observed.store.docs.decoded(node_subject(name), members.read_node)
-    return doc.excluded and bool(doc.fault) and any(one.fault == doc.fault for one in opened)
+    return doc.excluded and bool(doc.fault) and any(
+        one.fault == doc.fault and one.severity == FATAL for one in opened)
 
 
 def _left(doc: members.NodeDoc) -> bool:

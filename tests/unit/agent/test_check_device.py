@@ -51,7 +51,7 @@ ECC = "CUDA error: uncorrectable ECC error encountered\nCUDA kernel errors might
 @pytest.mark.parametrize(("said", "whose"), [
     (ECC, "critical"),
     ("CUDA error: unspecified launch failure\nCompile with `TORCH_USE_CUDA_DSA`", "critical"),
-    ("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm(...)`", "critical"),
+    ("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm(...)`", "unknown"),
     ("HIP error: an illegal memory access was encountered", "critical"),
     ("CUDA out of memory. Tried to allocate 1024.00 MiB. GPU 1 has a total capacity", "unknown"),
     ("CUDA error: CUDA-capable device(s) is/are busy or unavailable", "unknown"),

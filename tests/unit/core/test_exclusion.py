@@ -5,7 +5,18 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from holdfast.agent.core.model import CheckVerdict, Doc, Request, Runbook, Settings, node_subject
+from holdfast.agent.core.model import (
+    FATAL,
+    WARN,
+    CheckVerdict,
+    Doc,
+    Incident,
+    Request,
+    Runbook,
+    Settings,
+    node_subject,
+)
+from holdfast.agent.core.nodes.exclusions import is_open_still
 from holdfast.agent.core.run.members import NodeDoc, read_node
 
 from .driver import Cluster, Lab
@@ -238,6 +249,20 @@ def test_no_check_takes_back_what_is_still_open_on_the_node() -> None:
     cluster.run(20)
     assert not doc(cluster, "b").excluded
     assert doc(cluster, "b").reason == "checks passed after the exclusion: network"
+
+
+def test_a_milder_word_of_the_same_fault_holds_nobody_out() -> None:
+    incident = Incident("i", "pcie_error", "node/b", WARN, "", 0, 1.0, 1.0, "corrected errors", "b")
+    cluster = started()
+    cluster.docs["node/b"] = Doc("node/b", 1, msgspec.json.encode(NodeDoc(
+        excluded=True, fault="pcie_error", by="a", strikes=(1e9,))))
+    cluster.step()
+    lab = cluster.labs["b"]
+    now, observed = lab.node._seen  # type: ignore[misc]
+    ctx = lab.node._context(now, observed, lab.view, [], [], [], {})
+    assert not is_open_still("b", ctx, [incident])
+    assert is_open_still("b", ctx, [replace(incident, severity=FATAL)])
+    assert not is_open_still("b", ctx, [replace(incident, fault="other", severity=FATAL)])
 
 
 def test_a_check_that_failed_is_made_again_and_counts_when_it_passes() -> None:
