@@ -34,7 +34,8 @@ TAKEN = ("agent", "collectors", "dashboards", "runbooks", "trainer", "worker", "
 PIP_TIMEOUT_S = 600.0
 TOOL_TIMEOUT_S = 300.0
 SETUPTOOLS = 77  # as pyproject.toml asks; an older one tells of it in a page of schema
-UNITS = ("holdfast.service", "holdfast-node.socket", "holdfast-node@.service")
+UNITS = ("holdfast.service", "holdfast-node.socket", "holdfast-node@.service",
+         "holdfast-accept@.service")
 LAUNCHER = """#!/bin/sh
 # -I: nothing that a job's PYTHONPATH names comes into Holdfast's own interpreter.
 here=$(dirname "$(readlink -f "$0")")

@@ -58,6 +58,18 @@ def test_the_unit_gives_the_agent_the_files_that_its_ranks_take() -> None:
     assert needed <= admission.OPEN_FILES
 
 
+def test_systemd_takes_the_unit_of_a_user_without_a_word(tmp_path: Path) -> None:
+    tool = shutil.which("systemd-analyze")
+    if tool is None:
+        pytest.skip("systemd-analyze is missing (Debian package systemd)")
+    name = "holdfast-accept@root.service"
+    text = (UNIT.parent / "holdfast-accept@.service").read_text()
+    (tmp_path / name).write_text(text.replace("/opt/holdfast/bin/holdfast", "/bin/true"))
+    done = subprocess.run([tool, "verify", str(tmp_path / name)], capture_output=True, text=True,
+                          timeout=60, check=False)
+    assert done.stderr == ""
+
+
 def node_units(tmp_path: Path, old: str = "", new: str = "") -> str:
     """What systemd has to say of the units by which a node is rebooted; "" when nothing."""
     tool = shutil.which("systemd-analyze")

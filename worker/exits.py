@@ -69,6 +69,14 @@ EXITS: Dict[str, Tuple[Row, ...]] = {
             "launcher came"),
         row(CONFIGURATION, "configuration, runbook, journal or store is not as it must be"),
     ),
+    "accept": (
+        row(DONE, "ended on a signal, and what it had started has ended"),
+        row(FAILED, "no node's agent answers, or another one of the same user is here"),
+    ),
+    "end": (
+        row(DONE, "told to end, wherever it goes on"),
+        row(FAILED, "it was started on no node by your `--on`, or no agent answers"),
+    ),
     "status": _ASK,
     "why": _ASK,
     "incidents": _ASK,

@@ -158,6 +158,11 @@ def places(environ: Mapping[str, str]) -> tuple[Path, Path]:
     return NODE_RUNTIME, base
 
 
+def node_socket(environ: Mapping[str, str]) -> Path:
+    """Where the node's agent answers, for what no run's own agent does."""
+    return places(environ)[0] / "api.sock"
+
+
 def runtime_directories(environ: Mapping[str, str], refused: list[str]) -> list[Path]:
     """Directories that may hold an api.sock: the node's first, then private runs', newest first.
     Why one is passed by is added to `refused`."""

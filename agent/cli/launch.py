@@ -138,6 +138,11 @@ def launch(command: str, argv: Sequence[str]) -> NoReturn:
     if sys.stdout is not None:  # started without one
         sys.stdout.flush()
     entry = bootstrap()
+    flags = {flag for flag, _ in own_flags(argv)}
+    if flags & {"--on", "--env"} and not flags & {"-h", "--help"}:
+        from .start_on import start_on
+
+        raise SystemExit(start_on(command, argv, [python, entry, command], environ, WITHOUT_VALUE))
     # While one interpreter leaves and another begins nobody could answer a Ctrl-C: it waits until
     # the launcher does (worker/launcher/ending.py).
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

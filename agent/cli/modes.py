@@ -29,6 +29,8 @@ ROUND = "name max_age force warm path python profile sizes ranks config"
 MODES: dict[str, tuple[Mode, ...]] = {
     "status": (Mode("", "run"),),
     "why": (Mode("", "node"),),
+    "accept": (Mode("", ""),),
+    "end": (Mode("", "run"),),
     "incidents": (
         Mode("ack", "id reason run"), Mode("label", "id reason run"),
         Mode("refused", "run", "it lists all"), Mode("asked", "run", "it lists all"),

@@ -34,6 +34,10 @@ def _run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--run", metavar="NAME", help="the run, where several go on")
 
 
+def _end(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help="as `holdfast run --on` named it")
+
+
 def _why(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("node", nargs="?", help="the node's name (default: this one)")
 
@@ -289,6 +293,9 @@ COMMANDS = (
             "holdfast run --standalone --nproc-per-node 2 train.py --epochs 3", "", json=False),
     Command("train", "the built-in trainer", "holdfast train --config train.toml steps=500", "",
             json=False),
+    Command("accept", "let your `holdfast run --on` on other nodes start launchers here",
+            "holdfast accept", "accept:accept", json=False),
+    Command("end", "end a run of `--on` on every node", "holdfast end m5", "start_on:end", _end),
     Command("agent", "the node's agent", "holdfast agent --config /etc/holdfast/agent.toml", "",
             json=False),
     Command("status", "is it training, and what must I do?", "holdfast status --run demo",

@@ -22,6 +22,7 @@ from ..web import node_places, status
 from ..web.fleet import Word
 from .operators import Operators
 from .peer_rounds import ATTEND, PeerRounds
+from .starts import STARTS, Starts
 from .state import AgentState
 
 STATUS, INCIDENTS, INCIDENT, LEDGER = "status", "incidents", "incident", "ledger"
@@ -49,6 +50,7 @@ class OtherNodes:
         self._asked: dict[str, tuple[float, asyncio.Future[list[Word]]]] = {}
         self._forwarded: OrderedDict[str, str] = OrderedDict()  # request -> node that has it
         performer.elsewhere = self.carry_out
+        self.starts = Starts(state.name, peers, operators.done)
 
     # ------------------------------------------------------------- asking for people
 
@@ -167,6 +169,8 @@ class OtherNodes:
             return await self._obey(node, question["effect"])
         if what == "request":
             return self._take(node, question["request"], question.get("for_s"))
+        if what == STARTS:
+            return await self.starts.asked(node, question)
         if what == ATTEND and self._rounds is not None:
             return self._rounds.attend(node, question)
         if what == "answered":

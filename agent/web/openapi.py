@@ -12,6 +12,7 @@ from typing import Any
 from ..core import actions
 from ..daemon.other_nodes import WHOLE
 from ..system.version import VERSION
+from .starts import VERBS as STARTS
 
 ROUTE = "/api/v1/openapi.json"
 Json = dict[str, Any]
@@ -130,6 +131,10 @@ def paths() -> Json:
         "/api/v1/nodes/{node}/{verb}": {
             "parameters": [_path("node", "this node's name"), node_verb],
             "post": _post("Ask something of this node", "Action", 202, 404)},
+        "/api/v1/starts/{verb}": {
+            "parameters": [_path("verb", "what to do", list(STARTS))],
+            "post": _post("Runs on other nodes, and who accepts them here: over the agent's socket "
+                          "alone", "Starts", 200, 404, 409)},
         "/api/v1/fleet/{verb}": {
             "parameters": [_path("verb", "what to do", sorted(actions.of_fleet()))],
             "post": _post("Ask something of every node of the store", "Action", 202, 404)},
@@ -154,6 +159,14 @@ SCHEMAS: Json = {
                       "description": "of pause, refused elsewhere; 0: until resumed"},
             "args": {"type": "object", "description": "`checks` of check, `seconds` of inject's "
                                                       "stall and hold-gil; refused elsewhere"}}},
+    "Starts": {
+        "type": "object", "additionalProperties": False,
+        "properties": {
+            "nodes": {"type": "array", "items": {"type": "string"}}, "run": {"type": "string"},
+            "order": {"type": "object", "description": "of start alone"},
+            "life": {"type": "string", "description": "of next, as the two below"},
+            "wait_s": {"type": "number", "minimum": 0, "maximum": 30},
+            "runs": {"type": "array", "maxItems": 64, "items": {"type": "object"}}}},
     "Reason": {
         "type": "object", "required": ["reason"], "additionalProperties": False,
         "properties": {

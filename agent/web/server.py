@@ -38,8 +38,8 @@ from ..history.journal import Review
 from ..metrics.families import CONTENT_TYPE, Exposition
 from ..store.base import Conflict, StoreError
 from ..system.errors import say
-from . import alerts, books, drift, fleet, node_places, openapi, status, visibility
-from .auth import RUNBOOKS, Authorizer, Roles, Tokens, reader_of, refuse
+from . import alerts, books, drift, fleet, node_places, openapi, starts, status, visibility
+from .auth import RUNBOOKS, STARTS, Authorizer, Roles, Tokens, reader_of, refuse
 from .body import ACK, BAD_BODY, BUNDLE, INJECT, LABEL, ActionBody, by, read_body
 from .connection_limit import ConnectionLimit, LimitedConnection
 from .page import load_page
@@ -226,6 +226,7 @@ class WebServer:
                 ("POST", "/api/v1/runs/{run}/{verb}", self._ask_run),
                 ("POST", "/api/v1/nodes/{node}/{verb}", self._ask_node),
                 ("POST", "/api/v1/fleet/{verb}", self._ask_fleet),
+                ("POST", STARTS + "{verb}", lambda one: starts.answer(one, self._others.starts)),
                 *(("POST", f"/api/v1/incidents/{{id:.+}}/{verb}", handler)
                   for verb, handler in (("close", self._close), ("ack", self._ack),
                                         ("label", self._label), ("bundle", self._bundled))),

@@ -30,7 +30,7 @@ done
 case "$prefix" in /*) ;; *) prefix=$PWD/$prefix ;; esac
 [ "$(id -u)" = 0 ] || units=no
 marker=.from-tarball
-unit_files="holdfast.service holdfast-node.socket holdfast-node@.service"
+unit_files="holdfast.service holdfast-node.socket holdfast-node@.service holdfast-accept@.service"
 command=/usr/local/bin/holdfast
 live() { [ -d /run/systemd/system ]; }
 # Never another's folder: only one that this script made.

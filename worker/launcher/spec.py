@@ -17,20 +17,9 @@ import os
 import re
 import sys
 import time
-from typing import (
-    Any,
-    Callable,
-    Dict,
-    Iterable,
-    List,
-    Mapping,
-    NamedTuple,
-    NoReturn,
-    Optional,
-    Tuple,
-)
+from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, NoReturn, Tuple
 
-from .. import exits
+from .. import exits, naming
 from ..rank.rank import Program
 
 # Flags of torchrun's that change nothing here; and those that would, and that nobody does here.
@@ -40,8 +29,6 @@ IGNORED = ("--logs-specs", "--numa-binding", "--signals-to-handle", "--event-log
 STREAMS = re.compile(r"[0-3]|[0-9]{1,4}:[0-3](,[0-9]{1,4}:[0-3])*")  # of --redirects and --tee
 RANKS = re.compile(r"[0-9]{1,4}(,[0-9]{1,4})*")
 TRAINERS_SETTINGS = "holdfast.trainer.config"  # by name, as the preload: no launcher needs it
-RUN_NAME = re.compile(r"[^A-Za-z0-9._-]+")
-NNODES = re.compile(r"([0-9]{1,5})(?::([0-9]{1,5}))?")
 NNODES_MAX = 16384
 # Of a run's name in the environment: the scheduler's account is the team unless one is given.
 TEAM_FROM = ("HOLDFAST_TEAM", "SLURM_JOB_ACCOUNT")
@@ -51,7 +38,6 @@ AMOUNT_MAX = 1e30  # floating-point operations of a step, at most
 UNITS = {"m": 60.0, "h": 3600.0, "d": 86400.0}
 RESTARTS_MAX = 1000000
 SECONDS_MAX = 604800.0  # a week
-RUN_LIMIT = 48  # characters of a run's name; it becomes part of a unix socket's path (108 in all)
 
 EXAMPLES = {
     "run": """examples:
@@ -308,6 +294,11 @@ def for_the_nodes(parser: argparse.ArgumentParser) -> None:
     flag(nodes, "--master-addr", default="", help="the same")
     flag(nodes, "--local-addr", default="",
          help="this node's address for the others (the one that routes to them)")
+    flag(nodes, "--on", action="append", default=None, metavar="NODE,...",
+         help="start the same command on these nodes too, or on `all`, by the agents; each has "
+         "`holdfast accept` of yours")
+    flag(nodes, "--env", action="append", default=None, metavar="NAME[=TEXT]",
+         help="with --on: a variable that goes along; again for others")
     flag(nodes, "--unit", type=number(int, 1, NNODES_MAX), default=0, metavar="N",
          help="so many nodes live and move together: a world is a multiple of it (1; of the "
          "trainer: what its strategy wants)")
@@ -460,31 +451,11 @@ def processes(text: str, environ: Dict[str, str]) -> int:
     return int(text)
 
 
-def run_name(
-    given: str, rdzv_id: str, target: str, environ: Dict[str, str],
-    rendezvous: Optional[str] = None,
-) -> str:
-    """--run, else --rdzv-id, else the scheduler's job id, else script and start time.
-
-    With a `rendezvous` (of a run over nodes; "" = none was named) all nodes must come to one name:
-    script and rendezvous take the place of the time.
-    """
-    jobs = ("SLURM_JOB_ID", "AWS_BATCH_JOB_ID", "PBS_JOBID", "LSB_JOBID")
-    job = next((environ[name] for name in jobs if environ.get(name)), "")
-    stem = os.path.splitext(os.path.basename(target.rstrip("/")))[0]
-    name = given or (rdzv_id if rdzv_id != "none" else "") or job
-    if not name and rendezvous == "":
-        fail("a run over nodes needs one name on all of them: give --run NAME or --rdzv-id NAME")
-    name = name or "%s-%s" % (stem, rendezvous or time.strftime("%Y%m%d-%H%M%S"))
-    clean = RUN_NAME.sub("-", name).strip("-.")[:RUN_LIMIT]
-    if not clean:
-        fail("--run %r: letters, digits, '.', '_' and '-'" % name)
-    return clean
-
-
 def parse(command: str, argv: List[str], environ: Dict[str, str]) -> Spec:
     """The Spec of a command line.  Leaves with one line when something is off."""
     options = build(command).parse_args(argv)
+    if options.on or options.env:  # agent/cli/launch.py takes them out
+        fail("--on and --env are for the command `holdfast`, not for its launcher")
     rest: List[str] = options.script_and_args
     if rest[:1] == ["--"]:
         rest = rest[1:]
@@ -512,8 +483,11 @@ def parse(command: str, argv: List[str], environ: Dict[str, str]) -> Spec:
     if options.reason and not options.ignore_check:
         fail("--reason belongs to --ignore-check NAME, and none is given")
     rendezvous = options.rdzv_endpoint or options.master_addr
-    name = run_name(options.run, options.rdzv_id, program.target, environ,
-                    rendezvous if nnodes > 1 else None)
+    try:
+        name = naming.run_name(options.run, options.rdzv_id, program.target, environ,
+                               rendezvous if nnodes > 1 else None)
+    except ValueError as error:
+        fail(str(error))
     return Spec(
         run=name, program=program, nproc=nproc, max_restarts=options.max_restarts,
         log_dir=options.log_dir, tee=options.tee not in ("", "0"), master_port=options.master_port,
@@ -539,7 +513,7 @@ def start_method(options: argparse.Namespace, settings: Any) -> str:
 
 def node_counts(options: argparse.Namespace) -> Tuple[int, int]:
     """--nnodes as (MIN, MAX)."""
-    found = NNODES.fullmatch(options.nnodes)
+    found = naming.NNODES.fullmatch(options.nnodes)
     few = int(found.group(1)) if found else 0
     many = int(found.group(2) or few) if found else 0
     if not 1 <= few <= many <= NNODES_MAX:

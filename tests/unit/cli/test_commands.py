@@ -431,7 +431,8 @@ def test_what_the_api_offers_and_the_command_line_offers_is_one_list(
     offered = set()
     for path, methods in openapi.paths().items():
         parts = path.removeprefix("/api/v1/").split("/")
-        if "post" not in methods or parts == ["alerts"]:  # Alertmanager's, nobody's hand
+        # Alertmanager's, nobody's hand; and what carries `run --on`, `accept` and `end`.
+        if "post" not in methods or parts[0] in ("alerts", "starts"):
             continue
         whose = {"runs": "runs/m5", "nodes": "nodes/node-a", "incidents": "incidents/i-16",
                  "fleet": "fleet"}[parts[0]]

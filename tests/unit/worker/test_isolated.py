@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.agent.cli import demo
+from holdfast.agent.cli import accept, demo
 from holdfast.agent.cli.doctor import job_interpreter
 from holdfast.agent.peers import tester as peers_tester
 from holdfast.agent.system import die_with_parent
@@ -38,11 +38,13 @@ STARTERS = {
     "agent/checks/runner.py": "check",
     "agent/checks/torch_entry.py": "check",
     "agent/checks/vendor.py": "",
+    "agent/cli/accept.py": "accept",
     "agent/cli/check.py": "check",
     "agent/cli/child.py": "demo",
     "agent/cli/doctor.py": "doctor",
     "agent/cli/doctor_node.py": "",
     "agent/cli/launch.py": "launcher",
+    "agent/cli/start_on.py": "launcher",
     "agent/evidence/__main__.py": "",
     "agent/peers/tester.py": "peers",
     "agent/store/own_etcd.py": "",
@@ -199,6 +201,15 @@ def test_the_demos_run(
     command = started[0][: started[0].index("train") + 1]
     assert "--nproc-per-node" in run([*command, "--help"], dict(os.environ))
     assert not sprung(tmp_path)
+
+
+def test_what_is_accepted(traps: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", TYPES)
+    launchers = accept.Launchers()
+    launchers.start({"id": "1", "run": "x", "command": "run", "arguments": ["--help"],
+                     "folder": str(traps), "environment": {}, "by": "a test"})
+    assert launchers.running.pop("1").wait(60) == 0
+    assert not sprung(tmp_path), sprung(tmp_path)
 
 
 def test_the_launcher(traps: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import time
 import pytest
 
 from holdfast.trainer.config import ConfigError, load
+from holdfast.worker import naming
 from holdfast.worker.launcher import spec
 
 
@@ -132,11 +133,11 @@ def test_a_mistake_is_one_line_and_78(argv, says, script, capsys):
         ("", "x", {"SLURM_JOB_ID": "7"}, "x"),
         ("", "none", {"SLURM_JOB_ID": "7"}, "7"),
         ("a/b c", "", {}, "a-b-c"),
-        ("n" * 100, "", {}, "n" * spec.RUN_LIMIT),
+        ("n" * 100, "", {}, "n" * naming.LIMIT),
     ],
 )
 def test_the_runs_name(given, rdzv, environ, name):
-    assert spec.run_name(given, rdzv, "dir/train.py", environ) == name
+    assert naming.run_name(given, rdzv, "dir/train.py", environ) == name
 
 
 def test_nodes_come_to_one_name_and_say_how_many_they_are(script):
@@ -161,7 +162,7 @@ def test_a_run_over_nodes_says_what_its_world_may_be(script, capsys):
 
 
 def test_without_any_name_script_and_time_are_one(script):
-    assert spec.run_name("", "", "dir/train.py", {}).startswith("train-20")
+    assert naming.run_name("", "", "dir/train.py", {}).startswith("train-20")
 
 
 def test_many_ranks_get_one_thread_each_unless_the_user_says_otherwise(script):

@@ -1,0 +1,275 @@
+"""`holdfast run --on NODE,...`: the same command on other nodes too, by the agents.
+
+Owns what goes along (arguments, folder, a few variables), this node's launcher as a child, and how
+they all end.  When the command dies its launcher leaves, and the others go on where --nnodes allows
+it, as when its node dies.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from holdfast.worker import naming
+from holdfast.worker.exits import CONFIGURATION, DONE, FAILED, RETRY
+
+from .child import die_with_parent
+from .client import Agent, asking, node_socket, owned
+from .text import Failure, count, harmless, print_json
+
+OURS = ("--on", "--env")
+PER_NODE = ("--local-addr", "--node-rank")
+# What a job's libraries read.  Of these names those that look like a secret stay here: what goes to
+# other nodes is signed on its way, and not encrypted.
+CARRIED = re.compile(
+    r"PATH|PYTHONPATH|LD_LIBRARY_PATH|VIRTUAL_ENV|CONDA_PREFIX|HOLDFAST_TEAM|HOLDFAST_QUEUED_AT"
+    r"|(NCCL|GLOO|TORCH|TORCHINDUCTOR|TRITON|OMP|MKL|FI|NEURON|XLA|CUDA|HSA|RCCL|PET)_[A-Z0-9_]+")
+SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|(^|_)KEY($|_)")
+ASK_S = 20.0
+LOOK_S, POLL_S = 2.0, 0.1
+GONE_S = 15.0  # of a `holdfast accept` that is not there; it is back a second after its agent
+LATE_S = 15.0  # beyond the grace, for the others to end
+GRACE_S = 30.0  # the launcher's own
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+
+
+class Wanted(NamedTuple):
+    """A command line of `run` or `train`, less what is for this module."""
+
+    nodes: list[str]
+    arguments: list[str]
+    environment: dict[str, str]
+    run: str
+    grace_s: float
+    least: int  # nodes without which nothing can begin
+
+
+def split(argv: Sequence[str], values: frozenset[str]) -> tuple[dict[str, list[str]], list[str]]:
+    """Flags of the launcher's region by name, and the words less OURS.  `values`: flags that take
+    none."""
+    found: dict[str, list[str]] = {}
+    kept: list[str] = []
+    words = list(argv)
+    while words and words[0].startswith("-") and words[0] != "--":
+        word = words.pop(0)
+        flag, equals, value = word.partition("=")
+        flag = flag.replace("_", "-") if flag.startswith("--") else flag
+        taken = [word]
+        if not equals and flag not in values and words:
+            value = words.pop(0)
+            taken.append(value)
+        found.setdefault(flag, []).append(value)
+        kept += [] if flag in OURS else taken
+    return found, kept + words
+
+
+def wanted(command: str, argv: Sequence[str], environ: Mapping[str, str],
+           without_value: frozenset[str]) -> Wanted:
+    """Raises Failure (78) for what cannot be meant."""
+    flags, rest = split(argv, without_value)
+    if "--on" not in flags:
+        raise Failure("--env is for other nodes: it belongs to --on NODE,...", CONFIGURATION)
+    nodes = [one for text in flags["--on"] for one in text.split(",") if one]
+    if not nodes:
+        raise Failure("--on: name nodes, as in --on node-b,node-c, or all", CONFIGURATION)
+    for flag in PER_NODE:
+        if flag in flags:
+            raise Failure(f"{flag} differs from node to node: leave it out, or give each node its "
+                          "own command", CONFIGURATION)
+    before = []
+    nnodes = (flags.get("--nnodes") or [environ.get("PET_NNODES", "")])[-1]
+    if not nnodes:
+        if "all" in nodes:
+            raise Failure("--on all: say with --nnodes MIN:MAX how many of them it needs",
+                          CONFIGURATION)
+        nnodes = str(len(set(nodes)) + 1)
+        before += ["--nnodes", nnodes]
+    counted = naming.NNODES.fullmatch(nnodes)
+    target = _target(rest, without_value)
+    given, rdzv_id = ((flags.get(one) or [""])[-1] for one in ("--run", "--rdzv-id"))
+    try:
+        name = naming.run_name(given, rdzv_id, "train" if command == "train" else target, environ)
+    except ValueError as error:
+        raise Failure(str(error), CONFIGURATION) from error
+    try:
+        grace_s = float((flags.get("--grace") or [str(GRACE_S)])[-1])
+    except ValueError:
+        grace_s = GRACE_S  # the launcher says what is wrong with it
+    return Wanted(nodes, [*before, "--run", name, *rest], _environment(flags, environ), name,
+                  grace_s, int(counted.group(1)) if counted else 1)
+
+
+def _target(words: Sequence[str], without_value: frozenset[str]) -> str:
+    rest = list(words)
+    while rest and rest[0].startswith("-"):
+        flag, equals, _ = rest.pop(0).partition("=")
+        if flag != "--" and not equals and flag.replace("_", "-") not in without_value and rest:
+            rest.pop(0)
+    return rest[0] if rest else "run"
+
+
+def _environment(flags: Mapping[str, list[str]], environ: Mapping[str, str]) -> dict[str, str]:
+    found = {name: text for name, text in environ.items()
+             if CARRIED.fullmatch(name) and not SECRET.search(name)}
+    for given in flags.get("--env", []):
+        name, equals, text = given.partition("=")
+        if not equals and name not in environ:
+            raise Failure(f"--env {name}: it is not set here", CONFIGURATION)
+        found[name] = text if equals else environ[name]
+    return found
+
+
+class Others:
+    """The same run on the other nodes, as this node's agent tells it."""
+
+    def __init__(self, agent: Agent, asked: Wanted, command: str) -> None:
+        self._agent, self._asked, self._command = agent, asked, command
+        self.going: list[str] = []
+        self.codes: dict[str, int] = {}
+        self.is_to_end = False  # `holdfast end` came, on whichever node
+        self._looked_s = 0.0
+        self._missed_s: dict[str, float] = {}
+
+    def _post(self, verb: str, nodes: Sequence[str], **more: Any) -> dict[str, dict[str, Any]]:
+        said = self._agent.post(f"/api/v1/starts/{verb}",
+                                {"nodes": list(nodes), "run": self._asked.run, **more})
+        self.is_to_end = self.is_to_end or bool(said.get("end"))
+        return {str(node): dict(row) for node, row in said["nodes"].items()}
+
+    def start(self) -> None:
+        """Raises Failure (75) where too few begin; those that did are ended again."""
+        asked = self._asked
+        order = {"run": asked.run, "command": self._command, "arguments": asked.arguments,
+                 "folder": os.getcwd(), "environment": asked.environment}
+        rows = self._post("start", asked.nodes, order=order)
+        self.going = sorted(node for node, row in rows.items() if row["state"] == "running")
+        for node, row in sorted(rows.items()):
+            began = node in self.going
+            say(f"{node}: {'started' if began else 'not started: '}"
+                f"{' (' + row['text'] + ')' if began else row['text']}")
+        if len(self.going) + 1 < asked.least:
+            self.end()
+            raise Failure(f"{count(len(self.going) + 1, 'node')} of {asked.least} that the run "
+                          "needs: nothing is started", RETRY)
+
+    def end(self) -> None:
+        if self.going:
+            try:
+                self._post("end", self.going)
+            except (OSError, Failure) as error:
+                say(f"{', '.join(self.going)}: not told to end: {error}; `holdfast end "
+                    f"{self._asked.run}` on any node does")
+
+    def look(self) -> None:
+        """Tells each that has ended since the last look, every two seconds."""
+        now_s = time.monotonic()
+        if now_s - self._looked_s < LOOK_S:
+            return
+        self._looked_s = now_s
+        try:
+            rows = self._post("look", self.going or self._asked.nodes)
+        except (OSError, Failure):
+            return  # the agent is away; the run is not
+        for node, row in rows.items():
+            if node not in self.going:
+                continue
+            if row["state"] == "ended":
+                self.going.remove(node)
+                self.codes[node] = int(row["code"])
+                say(f"{node}: its launcher ended with {row['code']}")
+            elif row["state"] != "refused":
+                self._missed_s.pop(node, None)
+            elif now_s - self._missed_s.setdefault(node, now_s) > GONE_S:
+                self.going.remove(node)
+                say(f"{node}: {row['text']}")
+
+
+def say(text: str) -> None:
+    print(f"holdfast  {harmless(text)}", file=sys.stderr, flush=True)
+
+
+def start_on(command: str, argv: Sequence[str], launcher: Sequence[str],
+             environ: Mapping[str, str], without_value: frozenset[str]) -> int:
+    """Starts all, and waits for all; the exit code is the run's.  `launcher`: this node's own, to
+    which the arguments are added."""
+    asked = wanted(command, argv, environ, without_value)
+    path = node_socket(environ)
+    owned(path, environ)
+    if not path.exists():
+        raise Failure(f"--on goes by the node's agent, and none answers at {path}: start it "
+                      "(docs/cluster.md), or give the command to each node by srun or ssh",
+                      CONFIGURATION)
+    others = Others(Agent(path, ASK_S), asked, command)
+    # Taken one by one below; the launcher unblocks them once it has handlers of its own.
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    others.start()
+    own = subprocess.Popen([*launcher, *asked.arguments], env=dict(environ),
+                           preexec_fn=die_with_parent)
+    return _until_the_end(own, others, asked)
+
+
+@asking
+def end(options: argparse.Namespace) -> int:
+    """`holdfast end RUN`: for whoever has no terminal with the command any more."""
+    agent = Agent(node_socket(os.environ), ASK_S)
+    said = agent.post("/api/v1/starts/end", {"nodes": ["all"], "run": options.run})
+    rows = {str(node): dict(row) for node, row in said["nodes"].items()}
+    told = {node: row for node, row in rows.items() if row["state"] in ("running", "ended")}
+    if options.json:
+        print_json({"run": options.run, "nodes": rows})
+    else:
+        for node, row in sorted(told.items()):
+            going = row["state"] == "running"
+            print(f"{node}: {'told to end' if going else 'ended with ' + str(row['code'])}")
+        for node, row in sorted(rows.items()):
+            if row["state"] == "":
+                print(f"{node}: {harmless(row['text'])}")
+    if told:
+        return DONE
+    if not options.json:
+        raise Failure(f"no node that answers has a launcher of {options.run} that `--on` of yours "
+                      "started; one that you started yourself ends by Ctrl-C or SIGTERM")
+    return FAILED
+
+
+def _until_the_end(own: subprocess.Popen[bytes], others: Others, asked: Wanted) -> int:
+    times, until_s, told, ended = 0, math.inf, False, False
+    while own.poll() is None or others.going:
+        got = signal.sigtimedwait(SIGNALS, POLL_S)
+        if got is not None:
+            times += 1
+            if times == 1:
+                until_s = time.monotonic() + asked.grace_s + LATE_S
+                others.end()
+            # What the terminal sends reaches the launcher as well, which is in the same group.
+            if got.si_pid and own.poll() is None:
+                own.send_signal(got.si_signo)
+        if own.poll() is not None and others.going and own.returncode and not (times or told):
+            told = True
+            say(f"this node's launcher ended with {_code(own)}; the run is still on "
+                f"{', '.join(others.going)}: Ctrl-C ends it there")
+        others.look()
+        if others.is_to_end and not ended:
+            ended = True
+            say("`holdfast end` was called")
+            os.kill(os.getpid(), signal.SIGTERM)
+        over = time.monotonic() > until_s or times > 1
+        if own.poll() is not None and others.going and over:
+            say(f"{', '.join(others.going)}: not heard to have ended; `holdfast end "
+                f"{asked.run}` asks again")
+            break
+    mine = _code(own)
+    return mine if times or DONE not in others.codes.values() else DONE
+
+
+def _code(own: subprocess.Popen[bytes]) -> int:
+    code = own.wait()
+    return code if code >= 0 else 128 - code

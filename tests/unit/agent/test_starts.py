@@ -1,0 +1,255 @@
+"""Runs that are started on this node from another one: who may, and what is never started."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Coroutine
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from holdfast.agent.core.model import Request
+from holdfast.agent.daemon import starts as module
+from holdfast.agent.daemon.starts import (
+    ALL,
+    END,
+    LOOK,
+    START,
+    STARTS,
+    Asked,
+    Launched,
+    Order,
+    Refusal,
+    Starts,
+    Waiting,
+)
+from holdfast.agent.web import starts as web_starts
+from holdfast.worker.peers import user_name
+
+ALICE, BOB = 54101, 54102
+
+
+class Wire:
+    """Agents that reach each other; what one asks goes through JSON, as on the line."""
+
+    def __init__(self, *names: str) -> None:
+        self.asked: list[tuple[str, dict[str, Any]]] = []
+        self.journal: list[Request] = []
+        self.agents = {name: Starts(name, Line(self, name), self.journal.append) for name in names}
+
+    async def ask(self, asker: str, name: str, question: dict[str, Any]) -> dict[str, Any]:
+        self.asked.append((name, question))
+        sent = msgspec.json.decode(msgspec.json.encode(question))
+        return dict(msgspec.json.decode(msgspec.json.encode(
+            await self.agents[name].asked(asker, sent))))
+
+
+class Line:
+    def __init__(self, wire: Wire, name: str) -> None:
+        self._wire, self._name = wire, name
+
+    def others(self) -> tuple[str, ...]:
+        return tuple(one for one in self._wire.agents if one != self._name)
+
+    async def ask(self, name: str, question: Any, limit_s: float) -> dict[str, Any]:
+        if name not in self._wire.agents:
+            raise ConnectionError("it is not known here")
+        return await self._wire.ask(self._name, name, question)
+
+
+class Accept:
+    """What `holdfast accept` does, without its processes."""
+
+    def __init__(self, starts: Starts, uid: int, life: str = "life-of-one") -> None:
+        self.starts, self.uid, self.life = starts, uid, life
+        self.got: list[dict[str, Any]] = []
+        self.runs: list[Launched] = []
+
+    async def ask(self, wait_s: float) -> list[dict[str, Any]]:
+        said = Waiting(self.life, wait_s, list(self.runs))
+        return await self.starts.orders(self.uid, said)
+
+    async def loop(self) -> None:
+        while True:
+            for order in await self.ask(5.0):
+                self.got.append(order)
+                if order["do"] == START:
+                    self.runs.append(Launched(order["id"], order["run"], "running"))
+            await self.ask(0.0)
+
+
+def order(run: str = "m5", **more: Any) -> Order:
+    return Order(run, "run", ["--run", run, "train.py"], "/home/alice", **more)
+
+
+def play(body: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(asyncio.wait_for(body(), 30.0))
+
+
+async def started(wire: Wire, uid: int, nodes: list[str], run: str = "m5"
+                  ) -> dict[str, dict[str, Any]]:
+    return await wire.agents["a"].everywhere(START, uid, Asked(nodes, run, order(run)))
+
+
+def test_an_order_reaches_the_same_users_accept_and_no_other() -> None:
+    async def body() -> None:
+        wire = Wire("a", "b", "c")
+        alice, bob = (Accept(wire.agents["b"], uid) for uid in (ALICE, BOB))
+        loops = [asyncio.create_task(one.loop()) for one in (alice, bob)]
+        await asyncio.sleep(0)
+        rows = await started(wire, ALICE, ["b", "c", "a", "nowhere"])
+        assert rows["b"] == {"state": "running", "code": 0, "text": ""}
+        assert rows["c"]["state"] == "refused" and "nobody accepts" in rows["c"]["text"]
+        assert rows["nowhere"]["state"] == "" and "not known" in rows["nowhere"]["text"]
+        assert "a" not in rows, "its launcher is the command's own"
+        (got,) = alice.got
+        assert (got["run"], got["command"], got["folder"]) == ("m5", "run", "/home/alice")
+        assert got["arguments"] == ["--run", "m5", "train.py"] and got["by"].endswith("at a")
+        assert not bob.got
+        (kept,) = wire.journal
+        assert (kept.action, kept.run) == (START, "m5") and "train.py" not in kept.reason
+        # Whose it is not neither sees nor ends it.
+        for verb in (LOOK, END):
+            theirs = await wire.agents["a"].everywhere(verb, BOB, Asked(["b"], "m5"))
+            assert theirs["b"]["state"] == "refused"
+        assert not [one for one in alice.got if one["do"] == END]
+        for one in loops:
+            one.cancel()
+
+    play(body)
+
+
+def test_end_reaches_every_node_and_the_command_where_it_was_typed() -> None:
+    async def body() -> None:
+        wire = Wire("a", "b", "c")
+        there = [Accept(wire.agents[name], ALICE) for name in ("b", "c")]
+        loops = [asyncio.create_task(one.loop()) for one in there]
+        await asyncio.sleep(0)
+        await started(wire, ALICE, [ALL])
+        assert not wire.agents["a"].is_to_end(ALICE, "m5")
+        rows = await wire.agents["c"].everywhere(END, ALICE, Asked([ALL], "m5"))
+        assert sorted(rows) == ["a", "b", "c"]
+        assert {row["state"] for row in rows.values()} == {"running"}
+        assert wire.agents["a"].is_to_end(ALICE, "m5")
+        assert not wire.agents["a"].is_to_end(BOB, "m5")
+        while not all(len(one.got) == 2 for one in there):
+            await asyncio.sleep(0)
+        assert all(one.got[1] == {"do": END, "id": one.runs[0].id} for one in there)
+        # A name used again is another run: what came for the first one is forgotten.
+        for one in there:
+            one.runs[0].state = "ended"
+            await one.ask(0.0)
+        await started(wire, ALICE, [ALL])
+        assert not wire.agents["a"].is_to_end(ALICE, "m5")
+        for task in loops:
+            task.cancel()
+
+    play(body)
+
+
+def test_a_run_that_goes_on_is_not_started_beside_itself() -> None:
+    async def body() -> None:
+        wire = Wire("a", "b")
+        accept = Accept(wire.agents["b"], ALICE)
+        loop = asyncio.create_task(accept.loop())
+        await asyncio.sleep(0)
+        await started(wire, ALICE, ["b"])
+        again = (await started(wire, ALICE, ["b"]))["b"]
+        assert again["state"] == "refused" and "goes on here already" in again["text"]
+        assert len(accept.got) == 1
+        loop.cancel()
+
+    play(body)
+
+
+def test_what_nobody_fetched_never_begins_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BEGINS_S", 0.05)
+
+    async def body() -> None:
+        wire = Wire("a", "b")
+        accept = Accept(wire.agents["b"], ALICE)
+        await accept.ask(0.0)  # it was here a moment ago, and fetches nothing
+        row = (await started(wire, ALICE, ["b"]))["b"]
+        assert row["state"] == "refused" and "did not say within" in row["text"]
+        assert await accept.ask(0.01) == []
+
+    play(body)
+
+
+def test_one_accept_of_a_user_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body() -> None:
+        starts = Wire("a", "b").agents["b"]
+        first = Accept(starts, ALICE, "first-life")
+        await first.ask(0.0)
+        with pytest.raises(Refusal, match="another `holdfast accept`"):
+            await Accept(starts, ALICE, "second-life").ask(0.0)
+        await Accept(starts, BOB, "second-life").ask(0.0)
+        monkeypatch.setattr(module, "AWAY_S", 0.0)  # the first one has gone since
+        await Accept(starts, ALICE, "second-life").ask(0.0)
+
+    play(body)
+
+
+def test_users_that_two_nodes_do_not_share_start_nothing() -> None:
+    async def body() -> None:
+        wire = Wire("a", "b")
+        accept = Accept(wire.agents["b"], ALICE)
+        loop = asyncio.create_task(accept.loop())
+        await asyncio.sleep(0)
+        sent = {"what": STARTS, "verb": START, "uid": ALICE, "user": "mallory", "run": "m5",
+                "order": msgspec.to_builtins(order())}
+        said = await wire.agents["b"].asked("a", sent)
+        assert said["answer"]["state"] == "refused"
+        assert f"uid {ALICE} is mallory on a" in said["answer"]["text"]
+        assert not accept.got
+        loop.cancel()
+
+    play(body)
+
+
+GOOD: dict[str, Any] = {"what": STARTS, "verb": LOOK, "uid": ALICE, "user": user_name(ALICE),
+                        "run": "m5"}
+
+
+@pytest.mark.parametrize("change", [
+    {"uid": "0"}, {"uid": None}, {"run": "../x"}, {"run": ""}, {"run": "a" * 49},
+    {"verb": "exec"}, {"verb": START}, {"order": {}}, {"verb": START, "order": {"run": "m5"}},
+    {"order": msgspec.to_builtins(order())},
+    {"verb": START, "order": {**msgspec.to_builtins(order()), "command": "sh"}},
+    {"verb": START, "order": {**msgspec.to_builtins(order()), "folder": "home"}},
+    {"verb": START, "order": {**msgspec.to_builtins(order()), "environment": {"A=B": "c"}}},
+    {"verb": START, "order": {**msgspec.to_builtins(order()), "arguments": ["a\0b"]}},
+    {"verb": START, "order": {**msgspec.to_builtins(order()), "arguments": ["x" * 20_000] * 4}},
+    {"verb": START, "order": {**msgspec.to_builtins(order()), "uid": 0}},
+])
+def test_what_is_no_question_is_refused(change: dict[str, Any]) -> None:
+    async def body() -> None:
+        starts = Wire("a", "b").agents["b"]
+        assert (await starts.asked("a", GOOD))["answer"]["state"] == "refused"
+        with pytest.raises((LookupError, TypeError, ValueError)):
+            await starts.asked("a", GOOD | change)
+
+    play(body)
+
+
+def test_over_the_network_nobody_starts_anything() -> None:
+    """Not with an operator's token either: there the kernel does not say who asks."""
+    async def body() -> None:
+        starts = Wire("a", "b").agents["a"]
+        for verb in web_starts.VERBS:
+            request: Any = SimpleNamespace(match_info={"verb": verb}, transport=None)
+            assert (await web_starts.answer(request, starts)).status == 403
+
+    play(body)
+
+
+def test_an_agent_without_others_says_what_to_set() -> None:
+    async def body() -> None:
+        alone = Starts("a", None, lambda request: None)
+        with pytest.raises(Refusal, match=r"set \[store\]"):
+            await alone.everywhere(START, os.getuid(), Asked(["b"], "m5", order()))
+
+    play(body)
