@@ -75,7 +75,7 @@ EXITS: Dict[str, Tuple[Row, ...]] = {
     ),
     "end": (
         row(DONE, "told to end, wherever it goes on"),
-        row(FAILED, "it was started on no node by your `--on`, or no agent answers"),
+        row(FAILED, "no node has a launcher of yours of it, or no agent answers"),
     ),
     "status": _ASK,
     "why": _ASK,

@@ -35,7 +35,7 @@ def _run(parser: argparse.ArgumentParser) -> None:
 
 
 def _end(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help="as `holdfast run --on` named it")
+    parser.add_argument("run", metavar="RUN", help="its name")
 
 
 def _why(parser: argparse.ArgumentParser) -> None:
@@ -295,7 +295,7 @@ COMMANDS = (
             json=False),
     Command("accept", "let your `holdfast run --on` on other nodes start launchers here",
             "holdfast accept", "accept:accept", json=False),
-    Command("end", "end a run of `--on` on every node", "holdfast end m5", "start_on:end", _end),
+    Command("end", "end a run of yours, on every node", "holdfast end m5", "start_on:end", _end),
     Command("agent", "the node's agent", "holdfast agent --config /etc/holdfast/agent.toml", "",
             json=False),
     Command("status", "is it training, and what must I do?", "holdfast status --run demo",

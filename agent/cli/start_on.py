@@ -1,8 +1,7 @@
 """`holdfast run --on NODE,...`: the same command on other nodes too, by the agents.
 
 Owns what goes along (arguments, folder, a few variables), this node's launcher as a child, and how
-they all end.  When the command dies its launcher leaves, and the others go on where --nnodes allows
-it, as when its node dies.
+they all end.  When the command dies, all launchers go on without it.
 """
 
 from __future__ import annotations
@@ -21,8 +20,7 @@ from typing import Any, NamedTuple
 from holdfast.worker import naming
 from holdfast.worker.exits import CONFIGURATION, DONE, FAILED, RETRY
 
-from .child import die_with_parent
-from .client import Agent, asking, node_socket, owned
+from .client import Agent, asking, node_socket, owned, reach
 from .text import Failure, count, harmless, print_json
 
 OURS = ("--on", "--env")
@@ -134,14 +132,12 @@ class Others:
         self._agent, self._asked, self._command = agent, asked, command
         self.going: list[str] = []
         self.codes: dict[str, int] = {}
-        self.is_to_end = False  # `holdfast end` came, on whichever node
         self._looked_s = 0.0
         self._missed_s: dict[str, float] = {}
 
     def _post(self, verb: str, nodes: Sequence[str], **more: Any) -> dict[str, dict[str, Any]]:
         said = self._agent.post(f"/api/v1/starts/{verb}",
                                 {"nodes": list(nodes), "run": self._asked.run, **more})
-        self.is_to_end = self.is_to_end or bool(said.get("end"))
         return {str(node): dict(row) for node, row in said["nodes"].items()}
 
     def start(self) -> None:
@@ -171,16 +167,14 @@ class Others:
     def look(self) -> None:
         """Tells each that has ended since the last look, every two seconds."""
         now_s = time.monotonic()
-        if now_s - self._looked_s < LOOK_S:
+        if not self.going or now_s - self._looked_s < LOOK_S:
             return
         self._looked_s = now_s
         try:
-            rows = self._post("look", self.going or self._asked.nodes)
+            rows = self._post("look", self.going)
         except (OSError, Failure):
             return  # the agent is away; the run is not
         for node, row in rows.items():
-            if node not in self.going:
-                continue
             if row["state"] == "ended":
                 self.going.remove(node)
                 self.codes[node] = int(row["code"])
@@ -211,15 +205,18 @@ def start_on(command: str, argv: Sequence[str], launcher: Sequence[str],
     # Taken one by one below; the launcher unblocks them once it has handlers of its own.
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     others.start()
-    own = subprocess.Popen([*launcher, *asked.arguments], env=dict(environ),
-                           preexec_fn=die_with_parent)
+    own = subprocess.Popen([*launcher, *asked.arguments], env=dict(environ))
     return _until_the_end(own, others, asked)
 
 
 @asking
 def end(options: argparse.Namespace) -> int:
-    """`holdfast end RUN`: for whoever has no terminal with the command any more."""
-    agent = Agent(node_socket(os.environ), ASK_S)
+    """`holdfast end RUN`: for whoever has no terminal with the command any more.  However it was
+    started: its launchers are asked to leave with 75, each with its grace."""
+    found = reach()
+    here = [agent for agent, answer in found
+            if any(run["run"] == options.run for run in answer["runs"])]
+    agent = (here or [found[0][0]])[0]._replace(timeout_s=ASK_S)
     said = agent.post("/api/v1/starts/end", {"nodes": ["all"], "run": options.run})
     rows = {str(node): dict(row) for node, row in said["nodes"].items()}
     told = {node: row for node, row in rows.items() if row["state"] in ("running", "ended")}
@@ -235,13 +232,12 @@ def end(options: argparse.Namespace) -> int:
     if told:
         return DONE
     if not options.json:
-        raise Failure(f"no node that answers has a launcher of {options.run} that `--on` of yours "
-                      "started; one that you started yourself ends by Ctrl-C or SIGTERM")
+        raise Failure(f"no node that answers has a launcher of yours of a run {options.run}")
     return FAILED
 
 
 def _until_the_end(own: subprocess.Popen[bytes], others: Others, asked: Wanted) -> int:
-    times, until_s, told, ended = 0, math.inf, False, False
+    times, until_s, told = 0, math.inf, False
     while own.poll() is None or others.going:
         got = signal.sigtimedwait(SIGNALS, POLL_S)
         if got is not None:
@@ -257,10 +253,6 @@ def _until_the_end(own: subprocess.Popen[bytes], others: Others, asked: Wanted) 
             say(f"this node's launcher ended with {_code(own)}; the run is still on "
                 f"{', '.join(others.going)}: Ctrl-C ends it there")
         others.look()
-        if others.is_to_end and not ended:
-            ended = True
-            say("`holdfast end` was called")
-            os.kill(os.getpid(), signal.SIGTERM)
         over = time.monotonic() > until_s or times > 1
         if own.poll() is not None and others.going and over:
             say(f"{', '.join(others.going)}: not heard to have ended; `holdfast end "

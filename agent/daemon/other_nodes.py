@@ -22,7 +22,7 @@ from ..web import node_places, status
 from ..web.fleet import Word
 from .operators import Operators
 from .peer_rounds import ATTEND, PeerRounds
-from .starts import STARTS, Starts
+from .starts import STARTS, Runs, Starts
 from .state import AgentState
 
 STATUS, INCIDENTS, INCIDENT, LEDGER = "status", "incidents", "incident", "ledger"
@@ -50,7 +50,8 @@ class OtherNodes:
         self._asked: dict[str, tuple[float, asyncio.Future[list[Word]]]] = {}
         self._forwarded: OrderedDict[str, str] = OrderedDict()  # request -> node that has it
         performer.elsewhere = self.carry_out
-        self.starts = Starts(state.name, peers, operators.done)
+        self.starts = Starts(
+            state.name, peers, Runs(self._owner, operators.request, operators.done))
 
     # ------------------------------------------------------------- asking for people
 
@@ -226,6 +227,11 @@ class OtherNodes:
         if not self._operators.request(made):
             return {"refused": "too many requests wait already"}
         return {"taken": made.id}
+
+    def _owner(self, run: str) -> int | None:
+        """Whose launcher of the run is here; None for nobody's."""
+        session = self._state.launchers.session(run)
+        return session.uid if session is not None else None
 
     def _holder(self, run: str) -> str:
         """Who holds the run's lease, as the store says; "" for nobody."""

@@ -13,13 +13,14 @@ import time
 import uuid
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal, NamedTuple, Protocol
 
 import msgspec
 from msgspec import Meta
 
 from holdfast.worker.peers import user_name
 
+from ..core.actions import DRAIN
 from ..core.model import Request, run_subject
 
 STARTS = "starts"  # what agents ask one another
@@ -31,7 +32,7 @@ BEGINS_S, ANSWER_S = 10.0, 14.0  # for a launcher to begin; for another node's a
 RUNS_MAX, ORDERS_MAX, NODES_MAX = 64, 16, 2048
 ARGUMENTS_MAX, ENVIRONMENT_MAX = 64 << 10, 64 << 10  # bytes
 WORD_MAX = 32 << 10
-USERS_MAX, TYPED_MAX = 256, 1024
+USERS_MAX = 256
 
 Text = Annotated[str, Meta(max_length=WORD_MAX)]
 Short = Annotated[str, Meta(max_length=500)]
@@ -118,18 +119,21 @@ class Nodes(Protocol):
     async def ask(self, name: str, question: Any, limit_s: float) -> dict[str, Any]: ...
 
 
+class Runs(NamedTuple):
+    """What this part needs of the agent's own: whose launcher of a run is here (None: nobody's),
+    the core's queue of requests, False where it is full, and the journal."""
+
+    owner: Callable[[str], int | None]
+    request: Callable[[Request], bool]
+    record: Callable[[Request], None]
+
+
 class Starts:
-    """One agent's part, as the node where a run is started from and as one of those that run it.
-    `record` writes into the journal what was asked for."""
+    """One agent's part, as the node where a run is started from and as one of those that run it."""
 
-    def __init__(
-        self, node: str, peers: Nodes | None, record: Callable[[Request], None]
-    ) -> None:
-        self._node, self._peers, self._record = node, peers, record
+    def __init__(self, node: str, peers: Nodes | None, runs: Runs) -> None:
+        self._node, self._peers, self._runs = node, peers, runs
         self._users: OrderedDict[int, Accepting] = OrderedDict()
-        # Runs that were started from here, and whether `holdfast end` has come for them since.
-        self._typed: OrderedDict[tuple[int, str], bool] = OrderedDict()
-
     # ------------------------------------------------------------- `holdfast accept`
 
     async def orders(self, uid: int, said: Waiting) -> list[dict[str, Any]]:
@@ -175,8 +179,9 @@ class Starts:
         if len(going_on) >= RUNS_MAX or len(one.orders) >= ORDERS_MAX:
             raise Refusal(f"{len(going_on)} runs of {user_name(uid)} go on here: no more are taken")
         order.id = f"start-{uuid.uuid4().hex[:12]}"
-        self._record(Request(order.id, START, run_subject(order.run), f"asked for by {order.by}",
-                             run=order.run, by=order.by))
+        why = f"asked for by {order.by}"
+        self._runs.record(Request(
+            order.id, START, run_subject(order.run), why, run=order.run, by=order.by))
         one.orders.append({"do": START, **msgspec.to_builtins(order)})
         await one.tell()
         try:
@@ -190,16 +195,20 @@ class Starts:
         return _told(one.launched[order.id])
 
     async def _end(self, uid: int, run: str) -> dict[str, Any]:
-        if (uid, run) in self._typed:  # its launcher is the command's, which asks again and again
-            self._typed[uid, run] = True
-            return {"state": RUNNING, "code": 0, "text": ""}
-        one = self._accepting(uid)
-        found = _of(one, run)
-        if found is None:
-            raise Refusal(f"no run {run} was started here from another node")
-        if found.state == RUNNING:
+        one = self._users.get(uid)
+        found = _of(one, run) if one is not None and one.is_here() else None
+        if one is not None and found is not None and found.state == RUNNING:
             one.orders.append({"do": END, "id": found.id})
             await one.tell()
+            return _told(found)
+        if self._runs.owner(run) == uid:  # started otherwise, or its `holdfast accept` has gone
+            asked = Request(f"end-{uuid.uuid4().hex[:12]}", DRAIN, run_subject(run),
+                            "`holdfast end`", run=run, by=f"{user_name(uid)} (uid {uid})")
+            if not self._runs.request(asked):
+                raise Refusal("too many requests wait already: ask again")
+            return {"state": RUNNING, "code": 0, "text": ""}
+        if found is None:
+            raise Refusal(f"no run {run} of {user_name(uid)} is here")
         return _told(found)
 
     def _look(self, uid: int, run: str) -> dict[str, Any]:
@@ -254,18 +263,12 @@ class Starts:
             order.by = f"{user_name(uid)} (uid {uid})"
         answers = await asyncio.gather(*(
             self._one(name, verb, uid, asked.run, order) for name in names))
-        if verb == START:
-            self._typed[uid, asked.run] = False
-            while len(self._typed) > TYPED_MAX:
-                self._typed.popitem(last=False)
         return dict(zip(names, answers, strict=True))
-
-    def is_to_end(self, uid: int, run: str) -> bool:
-        """Whether `holdfast end` has come for what this user started here."""
-        return self._typed.get((uid, run), False)
 
     def _named(self, nodes: Sequence[str], own: bool) -> list[str]:
         """`own`: this node counts as well; where a run is started its launcher is the command's."""
+        if self._peers is None and own:
+            return [self._node]
         if self._peers is None:
             raise Refusal(f"the agent of {self._node} is in touch with no other node: set [store] "
                           "on all of them (docs/cluster.md), or give the command to each node by "

@@ -37,8 +37,7 @@ async def answer(request: web.Request, starts: Starts) -> web.Response:
             return refuse(400, "body: an order belongs to start, and to nothing else", '"order"')
         if asked.order is not None and asked.order.run != asked.run:
             return refuse(400, "body: the order is of another run", '"run": the same in both')
-        nodes = await starts.everywhere(verb, uid, asked)
-        return web.json_response({"nodes": nodes, "end": starts.is_to_end(uid, asked.run)})
+        return web.json_response({"nodes": await starts.everywhere(verb, uid, asked)})
     except web.HTTPException:
         raise
     except BAD_BODY as error:

@@ -23,6 +23,7 @@ from holdfast.agent.daemon.starts import (
     Launched,
     Order,
     Refusal,
+    Runs,
     Starts,
     Waiting,
 )
@@ -38,7 +39,16 @@ class Wire:
     def __init__(self, *names: str) -> None:
         self.asked: list[tuple[str, dict[str, Any]]] = []
         self.journal: list[Request] = []
-        self.agents = {name: Starts(name, Line(self, name), self.journal.append) for name in names}
+        self.requests: list[Request] = []
+        self.owners: dict[str, int] = {}  # of launchers that nobody here started
+        self.agents = {name: Starts(name, Line(self, name), self.runs()) for name in names}
+
+    def runs(self) -> Runs:
+        return Runs(self.owners.get, self.request, self.journal.append)
+
+    def request(self, one: Request) -> bool:
+        self.requests.append(one)
+        return True
 
     async def ask(self, asker: str, name: str, question: dict[str, Any]) -> dict[str, Any]:
         self.asked.append((name, question))
@@ -122,30 +132,36 @@ def test_an_order_reaches_the_same_users_accept_and_no_other() -> None:
     play(body)
 
 
-def test_end_reaches_every_node_and_the_command_where_it_was_typed() -> None:
+def test_end_reaches_every_node() -> None:
     async def body() -> None:
         wire = Wire("a", "b", "c")
         there = [Accept(wire.agents[name], ALICE) for name in ("b", "c")]
         loops = [asyncio.create_task(one.loop()) for one in there]
         await asyncio.sleep(0)
         await started(wire, ALICE, [ALL])
-        assert not wire.agents["a"].is_to_end(ALICE, "m5")
         rows = await wire.agents["c"].everywhere(END, ALICE, Asked([ALL], "m5"))
-        assert sorted(rows) == ["a", "b", "c"]
-        assert {row["state"] for row in rows.values()} == {"running"}
-        assert wire.agents["a"].is_to_end(ALICE, "m5")
-        assert not wire.agents["a"].is_to_end(BOB, "m5")
+        assert {node: row["state"] for node, row in rows.items()} == {
+            "a": "refused", "b": "running", "c": "running"}
+        assert not wire.requests, "who started them ends them"
         while not all(len(one.got) == 2 for one in there):
             await asyncio.sleep(0)
         assert all(one.got[1] == {"do": END, "id": one.runs[0].id} for one in there)
-        # A name used again is another run: what came for the first one is forgotten.
-        for one in there:
-            one.runs[0].state = "ended"
-            await one.ask(0.0)
-        await started(wire, ALICE, [ALL])
-        assert not wire.agents["a"].is_to_end(ALICE, "m5")
         for task in loops:
             task.cancel()
+
+    play(body)
+
+
+def test_end_asks_the_core_where_a_launcher_was_started_otherwise() -> None:
+    async def body() -> None:
+        wire = Wire("a", "b")
+        wire.owners["m5"] = ALICE
+        theirs = await wire.agents["a"].everywhere(END, BOB, Asked(["b"], "m5"))
+        assert theirs["b"]["state"] == "refused" and not wire.requests
+        rows = await wire.agents["a"].everywhere(END, ALICE, Asked(["b"], "m5"))
+        assert rows["b"]["state"] == "running"
+        (asked,) = wire.requests
+        assert (asked.action, asked.run) == ("drain", "m5") and f"uid {ALICE}" in asked.by
 
     play(body)
 
@@ -248,8 +264,9 @@ def test_over_the_network_nobody_starts_anything() -> None:
 
 def test_an_agent_without_others_says_what_to_set() -> None:
     async def body() -> None:
-        alone = Starts("a", None, lambda request: None)
+        alone = Starts("a", None, Wire().runs())
         with pytest.raises(Refusal, match=r"set \[store\]"):
             await alone.everywhere(START, os.getuid(), Asked(["b"], "m5", order()))
+        assert list(await alone.everywhere(END, os.getuid(), Asked([ALL], "m5"))) == ["a"]
 
     play(body)
