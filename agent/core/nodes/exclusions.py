@@ -33,9 +33,9 @@ class Exclusions:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        # Version of this node's own document, and since when it stands by this node's own clock:
-        # who wrote it may have another one.
-        self.own: tuple[int, float] = (0, 0.0)
+        # Version of this node's own document, and since when it stands by this node's own clocks:
+        # who wrote it may have others.  What lasts is measured by the one that nobody sets.
+        self.own: tuple[int, float, float] = (0, 0.0, 0.0)  # version, wall_s, boot_s
         self.fit_wall_s = 0.0  # since when nothing fatal is open here
 
     def step(
@@ -49,7 +49,7 @@ class Exclusions:
         wall_s = ctx.now.wall_s
         version = ctx.observed.store.docs.get(node_subject(self.name)).version
         if self.own[0] != version:
-            self.own = (version, wall_s)
+            self.own = (version, wall_s, ctx.now.boot_s)
         doc = ctx.observed.store.docs.decoded(node_subject(self.name), members.read_node)
         sick = sick or doc.request in ctx.observed.firing  # the alert that asked for it is not over
         if sick or not self.fit_wall_s:
@@ -124,7 +124,7 @@ class Exclusions:
             works = [view.run for view in ctx.observed.runs if works_on(self.name, view, ctx)]
             if not works:
                 wanted[self.name] = replace(doc, draining=False, since_wall_s=wall_s)
-            elif wall_s - self.own[1] > ctx.settings.drain_limit_s:
+            elif ctx.now.boot_s - self.own[2] > ctx.settings.drain_limit_s:
                 why = (f"the drain was given up after {ctx.settings.drain_limit_s:g} s: nobody "
                        f"took the ranks of {', '.join(sorted(works))}")
                 wanted[self.name] = replace(

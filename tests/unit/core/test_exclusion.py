@@ -305,6 +305,11 @@ def test_nobodys_clock_decides_how_old_a_check_or_a_drain_is_on_another_node() -
     ask(other, "a", "drain", "b")
     other.run(20)
     assert doc(other, "b").draining
+    other.labs["b"].wall_ahead_s += 7200.0  # its own clock is set while the drain goes on
+    other.run(20)
+    assert doc(other, "b").draining
+    other.run(24)
+    assert not doc(other, "b").excluded
 
 
 def test_after_three_strikes_only_a_person_releases() -> None:
