@@ -155,7 +155,7 @@ class Tap:
             began_ns = clock_ns()
             work = original(group, *given, **named)
             try:
-                size = group.size()
+                size = int(group.size())
                 if at < 0:
                     many, on_cpu = 0, True
                 else:
@@ -168,6 +168,8 @@ class Tap:
                         many, on_cpu = int(what.nbytes), what.is_cpu
                     if by_size:
                         many *= size
+                if size < 1 or many < 0:  # the page holds no such number
+                    return work
                 row = rows.get((size, on_cpu))
                 if row is None:
                     row = rows[size, on_cpu] = self._row(kind, size, on_cpu)

@@ -196,6 +196,20 @@ def test_a_tensor_that_raises_what_it_likes_raises_in_no_step(tap):
     assert not counts(tap)
 
 
+def test_a_number_that_is_none_raises_in_no_step_and_ends_no_beat(tap, monkeypatch):
+    """Of a process group of somebody's own, or of a tensor's."""
+    tap, group = tap
+    tap.open(0)
+    less = Tensor()
+    less.nbytes = -100
+    assert isinstance(group.allreduce([less]), Work)
+    monkeypatch.setattr(group, "size", lambda: -2)
+    assert isinstance(group.allreduce([Tensor()]), Work)
+    assert not counts(tap) and not tap.pending
+    tap.beats = collectives.EVERY_BEATS
+    tap.close(0)
+
+
 def test_what_cannot_be_tapped_is_said_once_and_never_where_nobody_can_hear(tap, monkeypatch):
     """A rank's beats come from the same thread: they go on."""
     tap, _ = tap
