@@ -60,3 +60,57 @@ def test_a_gpu_that_is_cut_in_parts_is_nobodys_whoever_was_given_one(root, tmp_p
     (parts / "gi3").mkdir()
     assert devices.taken({}, 4, root) == [ADDRESSES[number] for number in (0, 2, 3)]
     assert devices.taken({"CUDA_VISIBLE_DEVICES": "1,2"}, 2, root) == [ADDRESSES[2]]
+
+
+AMD = ["0000:05:00.0", "0000:26:00.0", "0001:46:00.0", "0000:65:00.1"]
+
+
+@pytest.fixture()
+def amd(tmp_path):
+    """Two processors and four GPUs, as the kernel's driver for compute lists them; more than ten
+    nodes, so that names in the order of letters would be another order."""
+    nodes = tmp_path / "sys/class/kfd/kfd/topology/nodes"
+    (tmp_path / "dev/dri").mkdir(parents=True)
+    for number in (0, 1):
+        (nodes / str(number)).mkdir(parents=True)
+        (nodes / str(number) / "properties").write_text(
+            "cpu_cores_count 96\nsimd_count 0\nlocation_id 0\ndomain 0\ndrm_render_minor 0\n")
+    for number, address in enumerate(AMD):
+        domain, bus, rest = address.split(":")
+        device, function = rest.split(".")
+        at = int(bus, 16) << 8 | int(device, 16) << 3 | int(function, 16)
+        folder = nodes / str(8 + number)
+        folder.mkdir(parents=True)
+        (folder / "properties").write_text(
+            "cpu_cores_count 0\nsimd_count 1216\nlocation_id %d\ndomain %d\n"
+            "drm_render_minor %d\nunique_id %d\nname broken row here\n"
+            % (at, int(domain, 16), 128 + 8 * number, 0xA1B2C3D400 + number))
+        (tmp_path / "dev/dri" / ("renderD%d" % (128 + 8 * number))).touch()
+    return str(tmp_path)
+
+
+@pytest.mark.parametrize(("environ", "nproc", "numbers"), [
+    ({}, 4, (0, 1, 2, 3)), ({}, 3, ()), ({"HIP_VISIBLE_DEVICES": "2,3"}, 2, (2, 3)),
+    ({"CUDA_VISIBLE_DEVICES": "3"}, 1, (3,)), ({"HIP_VISIBLE_DEVICES": ""}, 4, ()),
+    ({"HIP_VISIBLE_DEVICES": "0", "CUDA_VISIBLE_DEVICES": "3"}, 1, (0,)),
+    ({"ROCR_VISIBLE_DEVICES": "2,3"}, 4, (2, 3)), ({"ROCR_VISIBLE_DEVICES": "-1"}, 4, ()),
+    ({"ROCR_VISIBLE_DEVICES": "3,1", "HIP_VISIBLE_DEVICES": "1"}, 4, (1,)),  # of those two
+    ({"ROCR_VISIBLE_DEVICES": "GPU-000000a1b2c3d402"}, 1, (2,)),
+])
+def test_amds_variables_count_one_behind_the_other(amd, environ, nproc, numbers):
+    assert devices.taken(environ, nproc, amd) == [AMD[number] for number in numbers]
+
+
+def test_a_job_that_may_open_some_of_amds_counts_among_those(amd, monkeypatch):
+    monkeypatch.setattr(devices.os, "access", lambda path, _: path.endswith(("D136", "D152")))
+    assert devices.taken({}, 2, amd) == [AMD[1], AMD[3]]
+    assert devices.taken({"HIP_VISIBLE_DEVICES": "1"}, 1, amd) == [AMD[3]]
+
+
+def test_a_gpu_of_amds_that_is_cut_in_parts_is_nobodys(amd, tmp_path):
+    twin = tmp_path / "sys/class/kfd/kfd/topology/nodes"
+    (twin / "12").mkdir()
+    (twin / "12/properties").write_text(
+        (twin / "8/properties").read_text().replace("minor 128", "minor 160"))
+    (tmp_path / "dev/dri/renderD160").touch()
+    assert devices.taken({}, 5, amd) == AMD[1:]
