@@ -20,7 +20,7 @@ PROTOCOL = 1
 PACKET_MAX_BYTES = 65536
 RANKS_MAX = 1024  # of one launcher; admission.py says how many of all
 NAME_MAX = 128
-NNODES_MAX = 16384
+NNODES_MAX = 2048  # as worker/launcher/spec.py refuses more
 NO_NODES = ('a run over nodes needs a store that all of them reach, and this agent keeps its own: '
             'set url = "etcd://HOST:2379,..." under [store] in its configuration; a run whose '
             "agents are its own takes --rdzv-endpoint HOST:PORT instead")

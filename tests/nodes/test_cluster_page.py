@@ -1,7 +1,8 @@
 """docs/cluster.md, followed: its own commands and files on three machines, with other addresses.
 
-What no namespace has is replaced: systemd by the commands that its units would start, a password
-that is typed by one that is piped, /etc and /var by folders of the node.
+What no namespace has is replaced: systemd and apt by programs that do with etcd what Debian's
+package and its unit do, scp by a copy, a password that is typed by one that is piped, the agent's
+user by root, /etc and /var by folders of the node.
 """
 
 from __future__ import annotations
@@ -31,18 +32,59 @@ def block(words: str) -> str:
     return found
 
 
+# As Debian's etcd-server 3.4: the unit's environment, then its file of defaults, as the user etcd;
+# the package begins it at once, with no defaults, and whoever is told to begin again ends it first.
+SYSTEMCTL = """#!/bin/sh
+here={home}
+case "$*" in
+    "stop etcd") begins= ;;
+    "enable etcd") exit 0 ;;
+    "restart --no-block etcd" | "start etcd") begins=yes ;;
+    *) echo "systemctl $*: nobody does that here" >&2; exit 1 ;;
+esac
+if [ -f $here/etcd.pid ]; then
+    if [ "$*" = "start etcd" ]; then exit 0; fi
+    kill "$(cat $here/etcd.pid)"
+    while kill -0 "$(cat $here/etcd.pid)" 2> /dev/null; do sleep 0.05; done
+    rm $here/etcd.pid
+fi
+[ -n "$begins" ] || exit 0
+set -a
+ETCD_NAME=$(hostname)
+ETCD_DATA_DIR=$here/var/lib/etcd/default
+if [ -f $here/etc/default/etcd ]; then . $here/etc/default/etcd; fi
+set +a
+setsid setpriv --reuid etcd --regid etcd --clear-groups etcd >> $here/etcd.out 2>&1 < /dev/null &
+echo $! > $here/etcd.pid
+"""
+APT_GET = """#!/bin/sh
+mkdir -p {home}/var/lib {home}/etc/default
+install -d -o etcd -g etcd -m 700 {home}/var/lib/etcd
+systemctl start etcd
+until grep -q "ready to serve" {home}/etcd.out; do sleep 0.05; done
+"""
+SCP = """#!/bin/sh
+# FILE... ADDRESS:FOLDER
+for last; do :; done
+case "$last" in
+{cases}
+esac
+while [ $# -gt 1 ]; do cp "$1" "$to"; shift; done
+"""
+
+
 class Reader:
     """Who follows the page on three machines, in another network and below other folders."""
 
     def __init__(self, nodes: Nodes) -> None:
         self.nodes = nodes
-        self.members: list[subprocess.Popen[bytes]] = []
 
     def here(self, node: Node, text: str) -> str:
         for number in range(3):
             text = text.replace(f"10.0.0.{number + 1}", self.nodes[number].address)
-        return (text.replace("/etc/", f"{node.home}/etc/").replace("/backup", f"{node.home}/backup")
-                .replace("/var/lib/etcd/default", f"{node.home}/etcd"))
+        text = re.sub(r"(?<![\w.])(/etc/|/var/lib/etcd)", rf"{node.home}\1", text)
+        return text.replace("/backup", f"{node.home}/backup").replace(
+            "-o holdfast -g holdfast ", "")
 
     def environ(self, node: Node, more: dict[str, str] | None = None) -> dict[str, str]:
         return {"HOLDFAST_RUNTIME_DIR": "", "PYTHONPATH": str(ROOT / ".types"),
@@ -52,60 +94,61 @@ class Reader:
     def types(self, node: Node, text: str, more: dict[str, str] | None = None) -> str:
         """What the shell says to these lines; each of them must go well."""
         done = subprocess.run(
-            node.words(["sh", "-euc", self.here(node, text)]), cwd=node.home / "etc/etcd",
+            node.words(["sh", "-euc", self.here(node, text)]), cwd=node.home,
             env=node.environ(self.environ(node, more)), capture_output=True, text=True, timeout=120,
             input=f"{PASSWORD}\n", check=False)
         assert done.returncode == 0, f"{text}\n{done.stdout}{done.stderr}"
         return done.stdout + done.stderr
 
+    def types_on_each(self, text: str) -> None:
+        """With the member's own name and address, but in the line that is of all members."""
+        for number, node in enumerate(self.nodes):
+            self.types(node, "\n".join(
+                line if line.startswith("ETCD_INITIAL_CLUSTER=") else re.sub(
+                    r"\bm1\b", f"m{number + 1}", line).replace("10.0.0.1", f"10.0.0.{number + 1}")
+                for line in text.splitlines()))
+
     # ------------------------------------------------------------- in the page's order
 
     def prepare(self) -> None:
+        # The members' own user gets at their folders below the machine's temporary one.
+        self.nodes.home.chmod(0o711)
+        cases = "\n".join(f"    {node.address}:*) to={node.home}/${{last#*{node.home.parent}/n?/}};;"
+                          for node in self.nodes)
         for node in self.nodes:
-            for name in ("etc/etcd", "etc/holdfast", "backup", "bin", "sys/holdfast"):
+            for name in ("etc/holdfast", "backup", "bin", "sys/holdfast"):
                 (node.home / name).mkdir(parents=True)
             holdfast = node.home / "bin/holdfast"
             # What is the node's own reads /etc/holdfast/agent.toml by itself.
             holdfast.write_text(
                 f'#!/bin/sh\ncase "$1" in agent|config|store) set -- "$@" --config '
                 f'{node.home}/etc/holdfast/agent.toml;; esac\nexec {" ".join(CLI)} "$@"\n')
-            holdfast.chmod(0o755)
+            for name, text in (("systemctl", SYSTEMCTL), ("apt-get", APT_GET), ("scp", SCP)):
+                (node.home / "bin" / name).write_text(
+                    text.replace("{home}", str(node.home)).replace("{cases}", cases))
+            for program in (node.home / "bin").iterdir():
+                program.chmod(0o755)
             node.run_folder = str(node.home / "sys")
 
     def certificates(self) -> None:
-        authority, *member = re.split(r"\n(?=openssl req -newkey|printf)", block("CN=m1"))
-        first = self.nodes[0]
-        self.types(first, authority)
-        for number, node in enumerate(self.nodes):
-            for name in ("ca.pem", "ca.key"):
-                if node is not first:
-                    shutil.copy(first.home / "etc/etcd" / name, node.home / "etc/etcd" / name)
-            own = "\n".join(member).replace("CN=m1", f"CN=m{number + 1}").replace(
-                "10.0.0.1", f"10.0.0.{number + 1}")
-            self.types(node, own)
-            self.types(node, block("-subj /O=holdfast"))
+        self.types(self.nodes[0], block("-subj /CN=holdfast-etcd"))
+        self.types_on_each(block("-subj /CN=m1"))
+        self.types(self.nodes[0], block("-subj /O=holdfast"))
 
-    def etcd(self) -> None:
-        text = re.search(r"<<'END'\n(.*?)\nEND", block("ETCD_NAME"), re.DOTALL)
-        assert text
-        for number, node in enumerate(self.nodes):
-            lines = [line if line.startswith("ETCD_INITIAL_CLUSTER=")
-                     else line.replace("10.0.0.1", f"10.0.0.{number + 1}")
-                     for line in text[1].replace("ETCD_NAME=m1", f"ETCD_NAME=m{number + 1}")
-                     .splitlines()]
-            pairs = dict(self.here(node, line).split("=", 1) for line in lines)
-            self.members.append(node.start(["etcd"], pairs, output="etcd.out"))
-        wait_for(lambda: all("ready to serve" in node.said("etcd.out") for node in self.nodes),
-                 60.0, lambda: self.nodes[0].said("etcd.out"))
-
-    def users(self) -> str:
+    def etcd(self) -> str:
         """The lines that say to whom etcdctl talks."""
-        lines = block("etcdctl user add root")
-        exports, _, commands = lines.partition("\netcdctl")
-        typed = re.sub(r"(user add \w+)", r"\1 --interactive=false", "etcdctl" + commands)
+        self.types_on_each(block("ETCD_NAME"))
+        wait_for(lambda: all("ready to serve" in node.said("etcd.out").partition(
+            "m1=https")[2] for node in self.nodes), 60.0, lambda: self.nodes[0].said("etcd.out"))
+        exports, _, health = block("etcdctl endpoint health").rpartition("\n")
+        said = self.types(self.nodes[0], f"{exports}\n{health}")
+        assert said.count("is healthy") == 3, said
+        return exports
+
+    def users(self, exports: str) -> None:
+        typed = re.sub(r"(user add \w+)", r"\1 --interactive=false", block("etcdctl user add root"))
         for line in typed.splitlines():
             self.types(self.nodes[0], f"{exports}\n{line}")
-        return exports
 
     def agents(self) -> None:
         settings, commands = block("[store]"), block("holdfast config check").splitlines()
@@ -114,12 +157,11 @@ class Reader:
             (etc / "agent.toml").write_text(
                 f'[agent]\nnode = "{node.name}"\nlisten = ""\n[checks]\ngate = []\n'
                 + self.here(node, settings))
-            for name, source in (("etcd-ca.pem", "ca.pem"), ("etcd.pem", "etcd.pem"),
-                                 ("etcd.key", "etcd.key")):
-                shutil.copy(node.home / "etc/etcd" / source, etc / name)
-            (etc / "etcd.password").write_text(PASSWORD + "\n")
-            for name in ("etcd.key", "etcd.password"):
-                (etc / name).chmod(0o600)
+            for name in ("ca.pem", "agent.pem", "agent.key"):
+                if node is not self.nodes[0]:
+                    shutil.copy(self.nodes[0].home / "etc/etcd" / name, node.home / "etc/etcd")
+            self.types(node, f"cd /etc/etcd\n{block('install -o holdfast')}")
+            assert (etc / "etcd.password").read_text() == PASSWORD + "\n"
             check, show, start = (line.partition("#")[0].strip() for line in commands)
             self.types(node, check)
             assert start == "systemctl restart holdfast"
@@ -136,9 +178,10 @@ def test_three_bare_machines_become_a_cluster_by_the_page() -> None:
     with Nodes(3) as nodes:
         reader = Reader(nodes)
         reader.prepare()
+        reader.types_on_each(block("apt-get install -y etcd-server"))
         reader.certificates()
-        reader.etcd()
-        exports = reader.users()
+        exports = reader.etcd()
+        reader.users(exports)
         reader.agents()
 
         words = block("holdfast run --nnodes 3").replace(

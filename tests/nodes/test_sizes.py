@@ -83,6 +83,16 @@ def story(world: World) -> None:
     del world.processes[leader]
     world.wait(lambda: moves(world, 3, 6))
     print(f"three went on {time.monotonic() - begun_s:.2f} s after the leader and its etcd went")
+
+    # The launcher of whoever leads is asked to end, as when its pod is evicted: the others go on.
+    world.nodes.blackhole(leader, on=False)
+    world.start_member(leader)
+    world.train([leader], *sizes)
+    world.wait(lambda: moves(world, 4, 7))
+    evicted = world.processes.pop(world.led_by())
+    evicted.send_signal(signal.SIGTERM)
+    assert evicted.wait(ANSWER_S) == 75, world.said()
+    world.wait(lambda: moves(world, 3, 8))
     assert set(re.findall(r"(\d+) steps? lost", everything(world))) == {"0"}
 
 

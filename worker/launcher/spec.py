@@ -23,13 +23,15 @@ from .. import exits, naming
 from ..rank.rank import Program
 
 # Flags of torchrun's that change nothing here; and those that would, and that nobody does here.
-HARMLESS = ("--rdzv-backend", "--rdzv-conf", "--monitor-interval")
-IGNORED = ("--logs-specs", "--numa-binding", "--signals-to-handle", "--event-log-handler",
-           "--duplicate-stdout-filters", "--duplicate-stderr-filters", "--shutdown-timeout")
+HARMLESS = ("--rdzv-backend", "--monitor-interval")
+IGNORED = ("--rdzv-conf", "--logs-specs", "--numa-binding", "--signals-to-handle",
+           "--event-log-handler", "--duplicate-stdout-filters", "--duplicate-stderr-filters",
+           "--shutdown-timeout")
 STREAMS = re.compile(r"[0-3]|[0-9]{1,4}:[0-3](,[0-9]{1,4}:[0-3])*")  # of --redirects and --tee
 RANKS = re.compile(r"[0-9]{1,4}(,[0-9]{1,4})*")
 TRAINERS_SETTINGS = "holdfast.trainer.config"  # by name, as the preload: no launcher needs it
-NNODES_MAX = 16384
+NNODES_MAX = 2048  # that an agent keeps in touch with (agent/peers/choice.py, docs/scale.md)
+OWN_STORES = ("etcd", "etcd-v2")  # of torchrun's backends: theirs is the server that is named
 # Of a run's name in the environment: the scheduler's account is the team unless one is given.
 TEAM_FROM = ("HOLDFAST_TEAM", "SLURM_JOB_ACCOUNT")
 QUEUED_FROM = "HOLDFAST_QUEUED_AT"  # seconds since 1970: `export HOLDFAST_QUEUED_AT=$(date +%s)`
@@ -551,6 +553,10 @@ def streams(name: str, text: str) -> Dict[int, int]:
 def ignored_flags(options: argparse.Namespace) -> List[str]:
     """What was asked for, means something, and is not done here."""
     asked = [name for name in IGNORED if getattr(options, name[2:].replace("-", "_")) is not None]
+    if options.rdzv_backend in OWN_STORES and options.nnodes != "1":
+        print("holdfast: --rdzv-backend %s: the etcd that --rdzv-endpoint names is not used for "
+              "it; to have the run's state there, set [store] url = \"etcd://HOST:PORT\" for the "
+              "agents (docs/cluster.md)" % options.rdzv_backend, file=sys.stderr)
     return asked + ["--virtual-local-rank"] * options.virtual_local_rank
 
 

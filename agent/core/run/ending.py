@@ -10,11 +10,13 @@ from msgspec.structs import replace
 
 from ..effects import drafts
 from ..effects.in_flight import EffectResult
-from ..model import Plan, run_subject
+from ..model import TRAINER, Plan, run_subject
 from . import policy
 from .incidents import RunIncidents
+from .layout import arranged
 from .log_questions import LogQuestions
-from .plan_document import Document
+from .plan import slots_of
+from .plan_document import Document, world_of
 from .state import Context, Ending, RunState
 
 SHUTDOWN_CODES = {"preempted": policy.INFRASTRUCTURE, "interrupted": 130}
@@ -110,8 +112,19 @@ class Endings:
         if live and not over:
             ctx.reason = f"{why}: waiting for the ranks to end"
             return ctx.wake(LOOK_AGAIN_S)
-        self.decide(SHUTDOWN_CODES.get(why, policy.INFRASTRUCTURE), reason)
+        self.decide(SHUTDOWN_CODES.get(why, policy.INFRASTRUCTURE), reason,
+                    alone=self._others_go_on(ctx, plan))
         self.finish(ctx, plan)
+
+    def _others_go_on(self, ctx: Context, plan: Plan | None) -> bool:
+        """Whether the run has a world without this node, whose launcher was asked to end and theirs
+        were not.  A trainer's alone: a script that is queued again is not started beside what may
+        be left of a run whose end nobody recorded, and all its launchers may yet be asked."""
+        view = ctx.view
+        if not view.shutdown or view.grade != TRAINER or ctx.settings.single_node or plan is None:
+            return False
+        others = [one for one in ctx.nodes(plan) if one.node != view.node]
+        return bool(arranged(world_of(view), others, slots_of(plan))[0])
 
     def _misses(self, ctx: Context, plan: Plan | None) -> bool:
         """Whether the document in force goes on without this end, and takes a write."""

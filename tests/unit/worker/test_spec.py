@@ -6,6 +6,8 @@ import time
 
 import pytest
 
+from holdfast.agent.launchers import protocol
+from holdfast.agent.peers import choice
 from holdfast.trainer.config import ConfigError, load
 from holdfast.worker import naming
 from holdfast.worker.launcher import spec
@@ -103,7 +105,7 @@ def test_gpus_are_counted_without_opening_one(script):
         (["--nproc-per-node", "many", "SCRIPT"], "auto, gpu, cpu"),
         (["--nproc-per-node", "gpu", "SCRIPT"], "no GPU"),
         (["--nnodes", "2", "SCRIPT"], "one name on all of them"),
-        (["--nnodes", "0", "SCRIPT"], "from 1 to 16384, or MIN:MAX"),
+        (["--nnodes", "0", "SCRIPT"], "from 1 to 2048, or MIN:MAX"),
         (["--nnodes", "4:2", "SCRIPT"], "MIN:MAX"),
         (["--nnodes", "two", "SCRIPT"], "MIN:MAX"),
         (["--standalone", "--nnodes", "2", "SCRIPT"], "--standalone is one node"),
@@ -233,12 +235,28 @@ def test_flags_that_nobody_does_here_are_said(capsys, monkeypatch):
                     "--signals-to-handle, --virtual-local-rank\n")
 
 
+def test_a_server_of_etcd_that_torchrun_would_use_is_said_not_to_be(capsys, script):
+    words = ("--nnodes", "2", "--rdzv-id", "r", "--rdzv-endpoint", "etcd-host:2379")
+    for backend in ("etcd-v2", "etcd"):
+        parse(*words, "--rdzv-backend", backend, script)
+        said = capsys.readouterr().err
+        assert f"--rdzv-backend {backend}: the etcd that" in said and "[store] url" in said
+        assert said.count("\n") == 1
+    for more in (("--rdzv-backend", "c10d"), ("--rdzv-backend", "static"), ()):
+        parse(*words, *more, script)
+        assert capsys.readouterr().err == ""
+
+
+def test_no_run_has_more_nodes_than_an_agent_keeps_in_touch_with():
+    assert spec.NNODES_MAX == protocol.NNODES_MAX == choice.LINES_MAX
+
+
 # Each flag of torchrun's: what it does here, or that it changes nothing on one node, or is said.
 NOTHING, SAID = "nothing", "said"
 TORCHRUN = {
     "--nnodes": (("1:1",), NOTHING), "--standalone": ((), NOTHING),
     "--rdzv-backend": (("c10d",), NOTHING),
-    "--rdzv-conf": (("a=1",), NOTHING), "--monitor-interval": (("5",), NOTHING),
+    "--rdzv-conf": (("a=1",), SAID), "--monitor-interval": (("5",), NOTHING),
     "--rdzv-endpoint": (("localhost:0",), lambda s: s.rendezvous == "localhost:0"),
     "--master-addr": (("localhost",), lambda s: s.rendezvous == "localhost"),
     "--node-rank": (("0",), lambda s: s.node_rank == 0),
