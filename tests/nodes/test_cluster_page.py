@@ -113,8 +113,9 @@ class Reader:
     def prepare(self) -> None:
         # The members' own user gets at their folders below the machine's temporary one.
         self.nodes.home.chmod(0o711)
-        cases = "\n".join(f"    {node.address}:*) to={node.home}/${{last#*{node.home.parent}/n?/}};;"
-                          for node in self.nodes)
+        cases = "\n".join(
+            f"    {node.address}:*) to={node.home}/${{last#*{node.home.parent}/n?/}};;"
+            for node in self.nodes)
         for node in self.nodes:
             for name in ("etc/holdfast", "backup", "bin", "sys/holdfast"):
                 (node.home / name).mkdir(parents=True)

@@ -10,7 +10,7 @@ trainer needs none of this: what an old generation commits is void.  Pure.
 
 from __future__ import annotations
 
-from ..model import SCRIPT, Plan
+from ..model import TRAINER, Plan
 from . import members
 from .layout import Member
 from .state import Context
@@ -35,7 +35,7 @@ class Fences:
 
     def see(self, ctx: Context, plan: Plan | None, version: int) -> None:
         """Each step, before anything is decided."""
-        if plan is None or ctx.view.grade != SCRIPT:
+        if plan is None or ctx.view.grade == TRAINER:
             return
         if version - self._seen[0] > 1:
             self._missed_s = {}  # a version that was skipped may have cleared it
@@ -51,7 +51,7 @@ class Fences:
     def missed(self, ctx: Context, plan: Plan) -> set[str]:
         """The nodes with a script's ranks that are to renew no permit: this one, who leads, hears
         nothing of them, or has no ranks for them next."""
-        if ctx.view.grade != SCRIPT:
+        if ctx.view.grade == TRAINER:
             return set()
         settings, now = ctx.settings, ctx.now
         heard = {beat.node: beat for beat in ctx.observed.beats if beat.run == plan.run}
@@ -67,7 +67,7 @@ class Fences:
     ) -> str:
         """Why `made`, a script's next generation, may not be planned yet; "" = it may.  A node that
         it gives ranks ends the old ones itself, and no world forms before."""
-        if plan is None or plan.finished >= 0 or ctx.view.grade != SCRIPT:
+        if plan is None or plan.finished >= 0 or ctx.view.grade == TRAINER:
             return ""
         fence_s = FENCE_LEASES * ctx.settings.lease_s
         self._leaving = self._carrying(ctx, plan) - {node for _, node in made.ranks}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..effects import drafts
-from ..model import SCRIPT, Commit, Effect, Plan, RunView, Start, Stop
+from ..model import TRAINER, Commit, Effect, Plan, RunView, Start, Stop
 from . import validity
 from .layout import labels_at
 
@@ -28,7 +28,7 @@ def start(plan: Plan, view: RunView, permit_s: float) -> Effect | None:
         keep=tuple(rank for place, rank in enumerate(mine)
                    if rank in plan.keep and place in parked), world=len(plan.ranks),
         resume=plan.resume, reason=plan.reason, history=plan.history,
-        permit_s=permit_s if view.grade == SCRIPT else 0.0,
+        permit_s=permit_s if view.grade != TRAINER else 0.0,
         labels=labels_at(plan, view.node),
     )
     return drafts.start(view, body)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from ..model import SCRIPT, Plan, RunView, Value
+from ..model import TRAINER, Plan, RunView, Value
 from .fences import may_renew
 from .state import RunState
 
@@ -70,7 +70,7 @@ def may_start(state: RunState, seen: StageView) -> bool:
     # A spare that leads is behind for ever: it has nothing to start, and must go on to recover.
     if plan is None or plan.finished >= 0 or not _has_ranks(plan, view.node):
         return False
-    if view.grade == SCRIPT and not may_renew(plan, view.node):
+    if view.grade != TRAINER and not may_renew(plan, view.node):
         return False  # whoever leads counts from that word on when no rank can be left here
     behind = plan.generation > view.generation
     if seen.single_node:

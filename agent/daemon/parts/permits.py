@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from ...core.model import SCRIPT, Doc, Plan, run_subject
+from ...core.model import TRAINER, Doc, Plan, run_subject
 from ...core.run import fences
 from ...core.run.members import read_plan
 from ...launchers.run_session import RunSession
@@ -44,7 +44,7 @@ class Permits:
             # outlast the permits of the last runs.
             await asyncio.gather(*(
                 self.renew(session, lease_s) for session in self._launchers.sessions()
-                if session.hello.grade == SCRIPT))
+                if session.hello.grade != TRAINER))
             await asyncio.sleep(RENEW_LEASES * lease_s)
 
     async def renew(self, session: RunSession, lease_s: float) -> None:

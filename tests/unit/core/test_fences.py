@@ -1,6 +1,8 @@
-"""A script's next generation waits for permits that a node that hears nothing may still hold."""
+"""A script's or command's next generation waits for permits that a node that hears nothing may still hold."""
 
 from __future__ import annotations
+
+import sys
 
 import pytest
 from msgspec.structs import replace
@@ -16,10 +18,19 @@ from .driver import Cluster, Lab
 
 LEASE_S = Settings().lease_s
 FENCE_S = FENCE_LEASES * LEASE_S
+GRADE = "script"
 
 
-def started(names: str = "abc", nnodes: int = 2, grade: str = "script") -> Cluster:
-    cluster = Cluster(names, nnodes, grade)
+@pytest.fixture(params=["script", "opaque"], autouse=True)
+def _each_grade_without_valid_commits(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command (--no-python) may write as a script does: both are fenced."""
+    monkeypatch.setattr(sys.modules[__name__], "GRADE", request.param)
+
+
+def started(names: str = "abc", nnodes: int = 2, grade: str = "") -> Cluster:
+    cluster = Cluster(names, nnodes, grade or GRADE)
     cluster.run(8)
     assert cluster.plan().generation == 1 and cluster.leader() == "a"
     assert [node for _, node in cluster.plan().ranks] == ["a", "b"]
@@ -142,7 +153,7 @@ def test_a_version_that_was_not_read_begins_the_count_anew() -> None:
 
     def waits(*versions: int) -> bool:
         """Whether it is still waited for, when these versions were read in turn for that long."""
-        lab, kept = Lab(grade="script", name="a", settings=Settings(single_node=False)), Fences()
+        lab, kept = Lab(grade=GRADE, name="a", settings=Settings(single_node=False)), Fences()
         for number, version in enumerate(versions):
             now = Now(100.0 + number * FENCE_S / (len(versions) - 1), 1e9, "b")
             ctx = lab.node._context(now, lab.observed(), lab.view, [], [], [], {})
@@ -205,7 +216,7 @@ def test_ranks_of_its_own_are_waited_for_by_who_leads() -> None:
 def test_a_node_that_is_missed_begins_no_ranks_of_a_script() -> None:
     """They would have a permit of a whole lease, from whenever it came to that."""
     plan = Plan("r", 1, ("a", "b"), ((0, "a"), (1, "b")), Resume("fresh"), "test", unheard=("b",))
-    for grade, starts in (("script", False), ("trainer", True)):
+    for grade, starts in ((GRADE, False), ("trainer", True)):
         view = RunView("r", "b", grade, 1)
         assert may_start(RunState("r"), StageView(view, plan, single_node=False)) is starts
         heard = replace(plan, unheard=())
