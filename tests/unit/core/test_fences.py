@@ -1,4 +1,4 @@
-"""A script's or command's next generation waits for permits that a node that hears nothing may still hold."""
+"""The next generation of a script or command waits for permits that a node may still hold."""
 
 from __future__ import annotations
 
