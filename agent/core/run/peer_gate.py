@@ -55,7 +55,9 @@ class PeerGate:
         ctx.wake(LOOK_S)
         return True
 
-    def left_out(self, ctx: Context, plan: Plan | None) -> dict[str, str]:
+    def left_out(
+        self, ctx: Context, plan: Plan | None, planned: bool = False
+    ) -> dict[str, str]:
         """Node -> why it takes no ranks now: what it was found to be, and of a broken link one end
         where there are enough without it."""
         if not self.counts(ctx):
@@ -63,16 +65,19 @@ class PeerGate:
         known = tests_in_force(ctx, ctx.view.generation > 0)
         if not any(one.hurt or one.links for one in known):
             return {}
-        found = self.hurt_of(ctx, plan, known)
+        found = self.hurt_of(ctx, plan, known, planned)
         return found | self._ends(ctx, plan, known, found)
 
-    def hurt_of(self, ctx: Context, plan: Plan | None, known: list[Found]) -> dict[str, str]:
+    def hurt_of(
+        self, ctx: Context, plan: Plan | None, known: list[Found], planned: bool = False
+    ) -> dict[str, str]:
         """Who takes no ranks for what it was found to be, in which words.  A run that goes on keeps
         who is slow where none is to spare, for it would stand still instead, and whom the breaker
-        keeps from being excluded."""
+        keeps from being excluded.  `planned`: as the next plan will have it, though none is asked
+        for yet."""
         hurt, _ = node_tests.left_out(known, ctx.settings)
         found = {node: node_tests.words(one) for node, one in hurt.items()}
-        if self.state.recovery is None:
+        if self.state.recovery is None and not planned:
             return found
         found = {node: why for node, why in found.items()
                  if not exclusions.held_back(ctx, FAILED, node, {})[0]}
@@ -81,8 +86,13 @@ class PeerGate:
         return {node: why for node, why in found.items() if hurt[node].state != SLOW}
 
     def look(self, ctx: Context, plan: Plan | None) -> None:
-        """Before anything is judged: no world grows for who would be left out of it."""
-        left = tuple(sorted(self.left_out(ctx, plan))) if ctx.leader else ()
+        """Before anything is judged: no world grows for who would be left out of it.  Who is in
+        it and would be kept, counts."""
+        out = set(self.left_out(ctx, plan)) if ctx.leader else set[str]()
+        if out and plan is not None:
+            placed = {node for _, node in plan.ranks}
+            out -= placed - set(self.left_out(ctx, plan, planned=True))
+        left = tuple(sorted(out))
         if left != self.state.peers.left:
             self.state.peers = replace(self.state.peers, left=left)
 

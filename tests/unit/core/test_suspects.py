@@ -395,6 +395,30 @@ def test_while_the_breaker_is_open_nobody_is_excluded() -> None:
     assert sorted(made.plan().members) == list("abcd")
 
 
+def test_a_world_that_keeps_a_hurt_node_grows_with_one_that_is_well() -> None:
+    made = fleet("abcde", 5, world=World({HURT: 0.0}))
+    for node in ("x", "y"):
+        made.docs[f"node/{node}"] = replace(made.docs["run/r"], key=f"node/{node}", version=1,
+                                            body=msgspec.json.encode(NodeDoc(
+                                                excluded=True, reason="slow", fault="check_failed",
+                                                strikes=(1e9 + made.labs["a"].boot_s,))))
+    made.dead.add("e")
+    made.lost.add("e")
+    made.run(4)
+    trains(made, 4)
+    hangs(made)
+    made.run(4)
+    assert not document(made, HURT).excluded
+    assert sorted(made.plan().members) == list("abcd")
+    generation = made.plan().generation
+    made.dead.clear()
+    made.lost.clear()
+    back = made.labs["e"]
+    back.view = replace(back.view, ranks=(), generation=0, state="idle")
+    trains(made, 60)
+    assert sorted(made.plan().members) == list("abcde") and made.plan().generation > generation
+
+
 @pytest.mark.parametrize("ahead_s", [-3600.0, 3600.0])
 def test_a_release_counts_though_the_clocks_of_two_nodes_are_an_hour_apart(ahead_s: float) -> None:
     made = fleet(world=World({HURT: 0.5}))
