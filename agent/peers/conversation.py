@@ -92,8 +92,11 @@ class Way:
         """The next word is wanted at once."""
 
     def acked(self, number: int) -> None:
-        for sent, boot_s in self.sent:
-            if sent == number:
+        """The other has heard the ping of this number; what left before that asks no more."""
+        sent = self.sent
+        while sent and sent[0][0] <= number:
+            at, boot_s = sent.popleft()
+            if at == number:
                 self.acked_boot_s = max(self.acked_boot_s, boot_s)
 
 
