@@ -42,6 +42,7 @@ from ..history.journal import (
 from ..history.retention import BY_RUN, RUNS_MAX
 from ..launchers import protocol
 from ..store.base import Conflict, StoreError
+from ..system import clocks
 
 OUTCOMES_MAX = 256  # kept as levels
 FINISHED_MAX = 4096  # ids remembered, so that a launcher's repetition is no second outcome
@@ -111,9 +112,9 @@ class Performer:
         launcher_of: Callable[[str], LauncherId],
         node: Callable[[Effect, NodeOrder], Awaitable[str]],
         check: Callable[[Effect, RunCheck], Awaitable[str]],
-        wall_s: Callable[[], float] = time.time,
+        wall_s: Callable[[], float] = time.time, boot_s: Callable[[], float] = clocks.boot_s,
     ) -> None:
-        self._check, self._wall_s = check, wall_s
+        self._check, self._wall_s, self._boot_s = check, wall_s, boot_s
         self._loop = asyncio.get_running_loop()
         self.elsewhere: Callable[[Effect], Awaitable[EffectOutcome]] = _no_others
         self.tests: Callable[[Effect, NodeTests], Awaitable[EffectOutcome]] = _no_others
@@ -297,7 +298,7 @@ class Performer:
         if isinstance(effect.body, Start) and effect.body.permit_s:
             # Counted from the decision: who decided may have stood still since, or who reads may.
             left_s = effect.body.permit_s - (self._loop.time() - flight.begun_s)
-            body["permit_until_boot_s"] = time.clock_gettime(time.CLOCK_BOOTTIME) + left_s
+            body["permit_until_boot_s"] = self._boot_s() + left_s
         fields = {"t": "do", "id": effect.id, "kind": effect.kind, "body": body}
         try:
             why_not = self._order(flight.run, fields)

@@ -252,8 +252,11 @@ class Daemon:
     def _parts_of_many(self) -> tuple[Part, ...]:
         if self.peers is None:
             return ()
-        return (self.peers, Permits(self.state, self.store, self.launchers, self.peers),
-                self.rendezvous)
+        state = self.state
+        permits = Permits(
+            state.name, lambda: state.config.detect.lease_s,
+            lambda: state.snapshot.decision.plans, self.store, self.launchers, self.peers)
+        return self.peers, permits, self.rendezvous
 
     def _owner_of(self, run: str) -> int:
         session = self.launchers.session(run)

@@ -21,7 +21,7 @@ import msgspec
 from holdfast.worker import page as page_module
 from holdfast.worker.peers import user_name
 
-from ..core.model import RunView
+from ..core.model import TRAINER, RunView
 from ..system import procfs
 from . import protocol
 from .admission import Admission, is_dead
@@ -406,6 +406,11 @@ class LauncherServer:
 
     def sessions(self) -> tuple[RunSession, ...]:
         return tuple(self._runs.values())
+
+    def scripts(self) -> tuple[tuple[str, int], ...]:
+        """(run, generation that runs) of those that are no trainer's."""
+        return tuple((one.hello.run, one.levels.generation) for one in self.sessions()
+                     if one.hello.grade != TRAINER)
 
     def compile_caches(self) -> tuple[str, ...]:
         """Where the jobs here keep what was compiled, as their environments say."""

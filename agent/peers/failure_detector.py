@@ -59,10 +59,13 @@ class FailureDetector:
 
     def unreachable(self) -> list[str]:
         """Whom this node does not reach: its word for others, and no verdict."""
-        return sorted(name for name, peer in self.peers.items() if peer.unreachable)
+        return sorted([name for name, peer in self.peers.items() if peer.unreachable])
 
     def lost(self) -> frozenset[str]:
         """Whom neither this node nor a second one reaches."""
+        unreachable = self.unreachable()
+        if not unreachable:
+            return frozenset()
         fresh = [peer for peer in self.peers.values() if peer.missed <= FRESH_TICKS]
-        return frozenset(name for name in self.unreachable()
+        return frozenset(name for name in unreachable
                          if any(name in peer.silent for peer in fresh))

@@ -1,8 +1,9 @@
 """The agent's shell on a virtual node: observes, steps the real core, hands on what it asks.
 
-Owns what the daemon owns in the real agent, and what it sees of the world: levels, the store, the
-beats of the others; wake-ups may get lost, and it may be killed at any moment.  What was asked is
-performed by agent/actions/performer.py itself.  Must not decide anything: that is the core's.
+Owns what the daemon owns in the real agent, and what it sees of the world: levels and the store;
+wake-ups may get lost, and it may be killed at any moment.  What was asked is performed by
+agent/actions/performer.py itself, permits are renewed by the agent's own part, and the others are
+heard through peers.py.  Must not decide anything: that is the core's.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -18,6 +20,7 @@ from ..actions.performer import LauncherId, Performer
 from ..core.actions import CLOSE_INCIDENT
 from ..core.model import (
     FATAL,
+    TRAINER,
     Beat,
     CheckVerdict,
     Decision,
@@ -37,23 +40,24 @@ from ..core.model import (
     StoreWrite,
     readings_of,
 )
-from ..core.model.subject import INCIDENT, LEASE, Subject, run_subject, subject_of
+from ..core.model.subject import INCIDENT, LEASE, Subject, subject_of
 from ..core.node import Node
-from ..core.run import fences
+from ..daemon.parts.permits import Permits
 from ..history.journal import Answered, Memory
+from ..peers.conversation import Told
 from .job import RUN, START
 from .journal import Kept, VirtualJournal
 from .launcher import Launcher
 from .loop import InvariantBroken, Loop
 from .machine import Machine, Process
 from .outgoing import BEFORE_INTENT, SAFE, Network, Outgoing, Weather
+from .peers import VirtualPeers
 from .store import VirtualStore
 
 decode_plan = msgspec.json.Decoder(Plan).decode
 COMMIT_S = 0.006  # of a record to the disk, at most
 LEAST_GAP_S = 0.01  # at most one step in 10 ms
 NOTHING_READ = Readings()  # the very same, as between two looks of a collector
-SILENT_S = 0.6  # without a word, nor an answer of its kernel: a node is not reached
 
 
 class Edge:
@@ -85,19 +89,16 @@ class Edge:
 
     def _forget(self) -> None:
         """What lives in the process' memory alone."""
-        self.beats: dict[tuple[str, str], Beat] = {}
-        self.silent_s: dict[str, float] = {}  # peer -> since when it does not reach this node
-        self.lost: frozenset[str] = frozenset()
+        self.words = VirtualPeers(self, self.peers, self.settings.lease_s)
         self.checks: dict[str, CheckVerdict] = {}
         self.performed: set[str] = set()
-        self.raw_beats: dict[tuple[str, str], Beat] = {}
+        self.raw_beats: tuple[Beat, ...] = ()  # of the latest observation, as they came
         self.docs = Documents()
         self.holders: tuple[tuple[str, str], ...] = ()
         self.own_leases: dict[str, float] = {}
         self.store_up = False
         self._due_s = -1.0
         self._settled: set[str] = set()  # requests that this life answered
-        self._said: dict[str, tuple[object, ...]] = {}
 
     # ------------------------------------------------------------ life
 
@@ -119,7 +120,7 @@ class Edge:
             lambda: self.journal_stalled, out.committed)
         self.performer = Performer(
             self.journal, out, out.order, lambda _: self.wake(), self._wrong, self._launcher_of,
-            out.node_order, out.check, lambda: self.machine.now().wall_s)
+            out.node_order, out.check, lambda: self.machine.now().wall_s, self.machine.boot_s)
         self.performer.elsewhere, self.performer.tests = out.elsewhere, out.tests
         self.node = Node(self.machine.name, self.settings, self.runbooks, self.kept.memory)
         for run, launcher in self.launchers.items():
@@ -129,6 +130,12 @@ class Edge:
         out.reborn()
         self._poll()
         self._tick()
+        self.words.begin()
+        if self.node is not None and not self.alone:
+            permits = Permits(self.machine.name, lambda: self.settings.lease_s,
+                              lambda: self.decision.plans, out, self, self.words,
+                              self.machine.boot_s)
+            self.process.start(permits.run())
 
     def kill(self, why: str) -> None:
         """kill -9: nothing in memory stays, what was sent goes its way."""
@@ -147,9 +154,7 @@ class Edge:
 
     def _tick(self) -> None:
         self._poll()
-        self._look_around()
         self.step()
-        self._tell_peers(False)
         if self.node is not None:
             delay_s = min(1.0, max(0.1, self.decision.next_step_s))
             self.process.later(delay_s, self._tick)
@@ -167,19 +172,17 @@ class Edge:
     def _woken(self) -> None:
         self._due_s = -1.0
         self.step()
-        self._tell_peers(True)
 
     def observe(self) -> Observed:
         """All levels, as this node sees them now."""
         runs = tuple(each.view(self.born_s) for each in self.launchers.values() if each.alive)
-        self.raw_beats = dict(self.beats)
+        self.raw_beats = self.words.heard()
         leases = tuple(
             Lease(run, who, self.own_leases.get(run, 0.0) if who == self.machine.name else 0.0)
             for run, who in self.holders)
         return Observed(
             runs=runs, events=self._kernel_log(),
-            beats=tuple(replace(beat, lost=True) if beat.node in self.lost else beat
-                        for beat in self.beats.values()),
+            beats=self.raw_beats,
             store=StoreView(self.store_up, self.docs, leases),
             outcomes=self.performer.outcomes(
                 (effect.id for effect in self.decision.effects), self.process.time()),
@@ -218,10 +221,6 @@ class Edge:
         self.asked_s[request.id] = self.loop.now_s
         self.wake()
 
-    def truth_beats(self) -> list[Beat]:
-        """The beats of the latest observation, as they came."""
-        return list(self.raw_beats.values())
-
     def step(self) -> None:
         """Observe, decide, journal, perform."""
         if self.node is None:
@@ -235,6 +234,8 @@ class Edge:
                 raise RuntimeError(verdict.reason)  # a simulation is there to find these
         self.steps += 1
         self.on_step(self, now, observed, decision)
+        if not self.alone:
+            self.words.say(decision)
         self._told()
         doomed = bool(decision.effects) and self.rng.random() < self.weather.kill_mid_effect
         self.outgoing.doom = self.rng.randrange(SAFE) if doomed else SAFE
@@ -353,7 +354,6 @@ class Edge:
 
     def _poll(self) -> None:
         name = self.machine.name
-        sent_boot_s = self.machine.boot_s()
         if not (self.store.available and self.network.open(name, "store")
                 and self.network.open("store", name)):
             self.store_up = False
@@ -361,17 +361,6 @@ class Edge:
         stale_s = self.weather.stale_s * self.rng.random() if self.weather.stale_s else 0.0
         self.docs, self.holders = self.store.read(stale_s)
         self.store_up = True
-        if stale_s:
-            return
-        for launcher in self.launchers.values():
-            if launcher.permit_s and self._stands(launcher):
-                launcher.renew_permit(sent_boot_s)
-
-    def _stands(self, launcher: Launcher) -> bool:
-        doc = self.docs.get(run_subject(launcher.job.name))
-        plan = decode_plan(doc.body) if doc.body else None
-        return plan is not None and plan.generation == launcher.generation \
-            and fences.may_renew(plan, self.machine.name)
 
     def changed(self) -> None:
         """The store's watch: something was written."""
@@ -384,56 +373,38 @@ class Edge:
         if self.docs is not before:
             self.wake()
 
-    def _tell_peers(self, only_news: bool) -> None:
-        if not self.peers or self.node is None:
-            return
-        for beat in self.decision.beats:
-            news = (beat.generation, beat.fatal, *((rank.rank, rank.state) for rank in beat.ranks))
-            if only_news and self._said.get(beat.run) == news:
-                continue
-            urgent = self._said.get(beat.run) != news
-            self._said[beat.run] = news
-            self.loop.after(self.delay_s(0.001), partial(self._send, beat, urgent))
+    @property
+    def lost(self) -> frozenset[str]:
+        """Whom this node holds lost."""
+        return self.words.lost
 
-    def _look_around(self) -> None:
-        """Who is lost, as agent/peers/failure_detector.py finds it: silent, its kernel does not
-        answer either, and a second node that is heard says the same."""
-        now_s, name = self.loop.now_s, self.machine.name
-        gone = [peer.machine.name for peer in self.peers if not self._reaches(peer)]
-        self.silent_s = {peer: self.silent_s.get(peer, now_s) for peer in gone}
-        others = [peer for peer in self.peers if peer.node is not None and not peer.machine.frozen
-                  and self.network.open(peer.machine.name, name)]
-        self.lost = frozenset(
-            peer for peer in self.unreached()
-            if any(peer in other.unreached() for other in others if other.machine.name != peer))
-
-    def _reaches(self, peer: Edge) -> bool:
-        """Whether its words arrive, or its kernel answers."""
-        here, there = self.machine.name, peer.machine
-        if not there.up or there.frozen or not self.network.open(there.name, here):
-            return False
-        return peer.node is not None or self.network.open(here, there.name)
-
-    def unreached(self) -> list[str]:
-        """Whom this node tells the others that it does not reach."""
-        return [peer for peer, since_s in self.silent_s.items()
-                if self.loop.now_s - since_s >= SILENT_S]
-
-    def _send(self, beat: Beat, urgent: bool) -> None:
-        name = self.machine.name
-        for peer in self.peers:
-            if peer.node is None or not peer.machine.up:
-                continue
-            if not self.network.open(name, peer.machine.name):
-                continue
-            if self.weather.lost_beats and self.rng.random() < self.weather.lost_beats:
-                continue
-            peer.machine.after(0.0, partial(peer.hear, beat, urgent))
-
-    def hear(self, beat: Beat, urgent: bool) -> None:
-        """A peer's beat arrives."""
-        if self.node is None:
-            return
-        self.beats[beat.node, beat.run] = replace(beat, boot_s=self.machine.boot_s())
-        if urgent:
+    def beats_came(self, told: Told, is_news: bool) -> None:
+        """Another node's word changed something."""
+        if is_news:
             self.wake()
+
+    def nodes_lost(self, nodes: frozenset[str]) -> None:
+        """Nodes are lost, or back."""
+        self.wake()
+
+    async def asked(self, node: str, question: Any) -> dict[str, Any]:
+        """Virtual agents ask one another for nothing but by `carry`."""
+        return {"refused": f"{node} asks {question!r}"}
+
+    # ------------------------------------------------------------ permits
+
+    def scripts(self) -> list[tuple[str, int]]:
+        """(run, generation that runs) of each script here."""
+        return [(run, launcher.generation) for run, launcher in self.launchers.items()
+                if launcher.alive and launcher.job.grade != TRAINER]
+
+    def order(self, run: str, fields: dict[str, object]) -> str:
+        """A packet to a launcher that is no effect: its permit."""
+        launcher = self.launchers.get(run)
+        if launcher is None or not launcher.alive:
+            return "no launcher"
+        generation, until_ns = fields["generation"], fields["until_ns"]
+        assert isinstance(generation, int) and isinstance(until_ns, int)
+        self.machine.after(self.delay_s(0.002),
+                           partial(launcher.renew_permit, generation, until_ns))
+        return ""

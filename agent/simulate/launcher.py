@@ -8,10 +8,12 @@ generation; refuse a generation that is not new; answer a known effect id with i
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import msgspec
+
+from holdfast.worker.permit import Permit, RanOut, ordered_ns
 
 from ..core import model
 from ..core.actions import REMOVE_LOCK, RUN_CHECK
@@ -57,8 +59,7 @@ class Launcher:
         self.started_s = 0.0
         self.startup_s = 0.0
         self.registered_boot_s = machine.boot_s()
-        self.permit_s = 0.0
-        self.permit_end_boot_s = 0.0
+        self.permit = Permit()  # of its newest generation
         self.wake: Callable[[], None] = lambda: None
         self.on_start: Callable[[Launcher, model.Start], None] = lambda *_: None
         self.on_delete: Callable[[Launcher, model.Delete, str], None] = lambda *_: None
@@ -125,13 +126,16 @@ class Launcher:
 
     # ------------------------------------------------------------ orders
 
-    def perform(self, effect: Effect, reply: Reply) -> None:
-        """Obey one order; exactly one outcome, the same one for the same id."""
+    def perform(
+        self, effect: Effect, reply: Reply, fields: Mapping[str, object] | None = None
+    ) -> None:
+        """Obey one order; exactly one outcome, the same one for the same id.  `fields`: the packet
+        that it stood in."""
         known = self.outcomes.get(effect.id)
         if known is not None:
             reply(known)
             return
-        error, detail = self._obey(effect)
+        error, detail = self._obey(effect, fields or {})
         outcome = EffectOutcome(effect.id, not error, error, detail)
         self.outcomes[effect.id] = outcome
         while len(self.outcomes) > OUTCOMES_KEPT:
@@ -139,10 +143,16 @@ class Launcher:
         reply(outcome)
         self.wake()
 
-    def _obey(self, effect: Effect) -> tuple[str, str]:
+    def _obey(self, effect: Effect, fields: Mapping[str, object]) -> tuple[str, str]:
         body = effect.body
         if isinstance(body, model.Start):
-            return self._start(body), ""
+            said = fields.get("body", {"generation": body.generation, "permit_s": body.permit_s})
+            assert isinstance(said, dict)
+            try:
+                until_ns = ordered_ns(said, self._now_ns())
+            except RanOut as error:
+                return f"refused: {error}", ""
+            return self._start(body, until_ns), ""
         if isinstance(body, model.Stop):
             return self._stop(body), ""
         if isinstance(body, model.Finish):
@@ -160,13 +170,15 @@ class Launcher:
             return self._delete(body), ""
         return f"unknown order {effect.kind}", ""
 
-    def _start(self, start: model.Start) -> str:
+    def _now_ns(self) -> int:
+        return int(self.machine.boot_s() * 1e9)
+
+    def _start(self, start: model.Start, until_ns: int) -> str:
         if start.generation <= self.generation:
             return f"refused: generation {start.generation} is not above {self.generation}"
         self.on_start(self, start)
         self.generation = start.generation
-        self.permit_s = start.permit_s
-        self.permit_end_boot_s = self.machine.boot_s() + start.permit_s
+        self.permit = Permit(start.generation, until_ns)
         self._watch_permit(start.generation)
         self.started_s = self.job.loop.now_s
         survivors, places = dict[int, Rank](), sorted(start.ranks)
@@ -293,24 +305,25 @@ class Launcher:
         elif rank.state == START:
             self.job.end(rank, Ended(1, outcome="exception", error=f"PeerGone: {why}"))
 
-    def renew_permit(self, sent_boot_s: float) -> None:
-        """The agent heard from the store that this generation still stands."""
-        if self.permit_s:
-            self.permit_end_boot_s = sent_boot_s + self.permit_s
+    def renew_permit(self, generation: int, until_ns: int) -> None:
+        """The agent says until when this generation's ranks may compute."""
+        self.permit.renew(generation, until_ns)
 
     def _watch_permit(self, generation: int) -> None:
         """Launcher and ranks look at it by themselves, whether an agent is there or not."""
-        if self.alive and self.permit_s and self.generation == generation:
+        if self.alive and self.permit.until_ns and self.permit.generation == generation:
             self.check_permit()
             self.machine.after(PERMIT_LOOK_S, partial(self._watch_permit, generation))
 
     def check_permit(self) -> None:
         """A permit that ran out ends the ranks, whoever else is there or not."""
-        if self.permit_s and self.machine.boot_s() > self.permit_end_boot_s:
+        if self.permit.is_over(self._now_ns()):
+            self.job.loop.note(self.machine.name, "the permit of gen %d of %s ran out",
+                               self.generation, self.job.name)
             for rank in self.ranks.values():
                 self.job.harm(rank.generation, rank.pid)
                 self.job.end(rank, Ended(137, 9, by_us=True))
-            self.permit_s = 0.0
+            self.permit = Permit()
             self.wake()
 
 

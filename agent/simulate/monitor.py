@@ -469,7 +469,7 @@ class Monitor:
             return
         unfit = {node for node, doc in observed.store.docs.of(NODE) if excluded(doc.body)}
         if not self.breaker_open(edge, now):
-            unfit |= {beat.node for beat in edge.truth_beats() if self._sick(beat.node)
+            unfit |= {beat.node for beat in edge.raw_beats if self._sick(beat.node)
                       and now.boot_s - beat.boot_s < edge.settings.lease_s / 2}
         placed = {node for _, node in plan.ranks}
         if placed & unfit:
@@ -483,7 +483,7 @@ class Monitor:
         if plan.finished >= 0 or known or not views or plan.generation < 2:
             return
         out = {node for node, doc in observed.store.docs.of(NODE) if excluded(doc.body)}
-        fresh = {beat.node for beat in edge.raw_beats.values() if beat.run == plan.run
+        fresh = {beat.node for beat in edge.raw_beats if beat.run == plan.run
                  and not beat.fatal and now.boot_s - beat.boot_s < edge.settings.lease_s / 2}
         fresh -= out | edge.lost | {name for name, one in self.edges.items() if one.machine.weak}
         placed = {node for _, node in plan.ranks}

@@ -21,6 +21,7 @@ from msgspec.structs import replace
 from ..actions.performer import JOURNAL_WAIT_S, OUTCOMES_MAX, Performer
 from ..core.model import (
     CheckVerdict,
+    Doc,
     Effect,
     EffectOutcome,
     NodeOrder,
@@ -46,7 +47,8 @@ from .store import VirtualStore
 Answer = TypeVar("Answer")
 CHECK_S = 1.0  # a round of checks
 TESTS_S = 4.0  # of tests between nodes
-ANSWER_S = 2.0  # the store's client waits so long
+ANSWER_S = 2.0  # the store's client waits so long for a write
+READ_S = 1.2  # and for a document: as much less than a lease as etcd's client (CALL_S)
 START = "/start/"  # in the id of one
 RESENT_S = 20.0  # a request into a cut connection may still arrive this late
 BEFORE_INTENT, BEFORE_EFFECT, MID_EFFECT, SAFE = range(4)  # when a step's agent is killed
@@ -170,13 +172,15 @@ class Outgoing:
             effect = order_of(run, fields)
             self._leaves(effect.id)
             self.edge.machine.after(self.edge.delay_s(0.002),
-                                    partial(self._arrive, run, launcher, effect))
+                                    partial(self._arrive, run, launcher, effect, fields))
             self._left()
         return ""
 
-    def _arrive(self, run: str, launcher: Launcher, effect: Effect) -> None:
+    def _arrive(
+        self, run: str, launcher: Launcher, effect: Effect, fields: dict[str, object]
+    ) -> None:
         if launcher.alive:
-            launcher.perform(effect, partial(self._answered, run))
+            launcher.perform(effect, partial(self._answered, run), fields)
 
     def _answered(self, run: str, outcome: EffectOutcome) -> None:
         edge = self.edge
@@ -287,6 +291,22 @@ class Outgoing:
         version = await answer
         self.edge.written(write, sent_boot_s)
         return version
+
+    async def read(self, key: str) -> Doc:
+        """One document as the store has it now."""
+        edge, name = self.edge, self.edge.machine.name
+        answer: asyncio.Future[Doc] = self.process.create_future()
+        lost = edge.rng.random() < max(edge.weather.lost_request, edge.weather.lost_ack)
+
+        def arrive() -> None:
+            if not lost and edge.store.available and edge.network.open(name, "store") \
+                    and edge.network.open("store", name):
+                doc = edge.store.docs.get(key, Doc(key, 0, b""))
+                self.process.later(edge.delay_s(0.002), partial(_settle, answer, doc))
+
+        edge.loop.after(edge.delay_s(0.001), arrive)
+        async with asyncio.timeout(READ_S):
+            return await answer
 
     def _send(self, write: StoreWrite, answer: asyncio.Future[int]) -> None:
         edge, weather, name = self.edge, self.edge.weather, self.edge.machine.name

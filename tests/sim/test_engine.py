@@ -12,11 +12,22 @@ import random
 import msgspec
 import pytest
 
-from holdfast.agent.core.model import Delete, Effect, Finish, Resume, Start, Stop, StoreWrite
+from holdfast.agent.core.model import (
+    SCRIPT,
+    Delete,
+    Effect,
+    Finish,
+    Resume,
+    Start,
+    Stop,
+    StoreWrite,
+)
 from holdfast.agent.history.journal import Count, Finished, Intent, Memory
+from holdfast.agent.peers.beats import RETRY_S
 from holdfast.agent.simulate import run_storm
 from holdfast.agent.simulate.cluster import Cluster, Shape, build
 from holdfast.agent.simulate.disk import Disk, void_by
+from holdfast.agent.simulate.edge import decode_plan
 from holdfast.agent.simulate.journal import Kept, VirtualJournal
 from holdfast.agent.simulate.loop import InvariantBroken, Loop, Trace
 from holdfast.agent.simulate.machine import Machine, Process
@@ -297,7 +308,8 @@ def test_a_permit_that_runs_out_ends_the_ranks(world: Cluster) -> None:
     body = msgspec.structs.replace(start(1, Resume("fresh")), permit_s=4.0)
     launcher.perform(order(1, body), lambda _: None)
     world.loop.run_until(3.0)
-    launcher.renew_permit(launcher.machine.boot_s())
+    launcher.renew_permit(2, int((launcher.machine.boot_s() + 9.0) * 1e9))  # another generation's
+    launcher.renew_permit(1, int((launcher.machine.boot_s() + 4.0) * 1e9))
     world.loop.run_until(6.0)
     launcher.check_permit()
     assert all(rank.state != "ended" for rank in launcher.ranks.values())
@@ -379,6 +391,70 @@ def test_nobody_is_lost_on_one_nodes_word_nor_while_his_kernel_answers() -> None
     world.edges[third].kill("test")
     world.loop.run_until(9.5)
     assert lost(world)[:2] == [[], []]
+
+
+def script_over_nodes(shape: Shape) -> Cluster:
+    """A world whose only run is a script's, which computes."""
+    for seed in range(99):
+        world = build(seed, shape, MANY, shipped())
+        job = world.jobs["run-0"]
+        if job.grade == SCRIPT:
+            job.target, job.rng = 10**6, random.Random(seed)
+            world.loop.run_until(20.0)
+            assert job.newest() is not None
+            return world
+    raise AssertionError("no seed makes a script")
+
+
+def permits(world: Cluster) -> list[bool]:
+    """Whether the permit of each node with ranks still holds."""
+    return [one.permit.until_ns > 0 and not one.permit.is_over(int(one.machine.boot_s() * 1e9))
+            for one in world.launchers("run-0") if one.ranks]
+
+
+def test_without_the_store_a_script_computes_on_while_all_of_its_plan_answer() -> None:
+    world = script_over_nodes(Shape(2, 1, 1, 1))
+    job, before = world.jobs["run-0"], world.jobs["run-0"].newest()
+    world.store.available = False
+    world.loop.run_until(60.0)
+    assert job.newest() is before and job.last_progress_s > 57.0
+    assert permits(world) == [True, True]
+
+
+def test_without_the_store_a_permit_ends_when_a_spare_of_the_plan_answers_no_more() -> None:
+    world = script_over_nodes(Shape(2, 1, 1, 1))
+    plan = decode_plan(world.store.docs["run/run-0"].body)
+    assert plan.spares
+    world.store.available = False
+    world.edges[plan.spares[0]].start = lambda: None  # type: ignore[method-assign]
+    world.edges[plan.spares[0]].kill("test")
+    world.loop.run_until(20.0 + 2.5 * MANY.lease_s)
+    assert permits(world) == [False, False]
+    assert all(rank.state == "ended" for one in world.launchers("run-0")
+               for rank in one.ranks.values())
+
+
+def test_a_word_comes_in_order_and_what_a_lost_connection_told_is_told_again() -> None:
+    world = build(3, Shape(2, 0, 1, 1), MANY, shipped())
+    world.loop.run_until(8.0)
+    first, second = world.edges.values()
+    line, came = first.words.lines[second.machine.name], list[tuple[int, bool]]()
+    real = second.words.take
+    second.words.take = lambda name, word: (  # type: ignore[method-assign]
+        came.append((word.number, word.told is not None)), real(name, word))[1]
+    world.weather.slow_s = 1.0
+    world.loop.run_until(14.0)
+    numbers = [number for number, _ in came]
+    assert len(numbers) > 20 and numbers == sorted(numbers)
+    world.weather.slow_s, world.weather.lost_beats = 0.0, 1.0
+    world.loop.run_until(16.0)
+    came.clear()
+    world.loop.run_until(18.0)
+    assert not any(told for _, told in came)
+    world.weather.lost_beats = 0.0
+    came.clear()
+    world.loop.run_until(18.0 + 2 * RETRY_S)
+    assert came[0][1] and line.acked_boot_s > 0.0
 
 
 # ---------------------------------------------------------------- the agent's process and journal

@@ -15,6 +15,7 @@ import time
 from typing import Any, Callable, Dict, List, Optional, Set
 
 from .. import addresses, exits
+from ..permit import RanOut, ordered_ns
 from ..wire import Packet, cut
 from .agent_link import AgentLink, own_module
 from .child_tasks import ChildTasks
@@ -182,12 +183,10 @@ class Commands:
             raise Refused("the run is shutting down")
         if int(body["world"]) != len(body["ranks"]) and "group" not in body:
             raise Refused("the agent names no place of this node among the others")
-        permit_s = float(body.get("permit_s") or 0.0)
-        now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-        until_s = float(body.get("permit_until_boot_s") or 0.0)  # not said by the release before
-        deadline = int(until_s * 1e9) if until_s else now_ns + int(permit_s * 1e9)
-        if permit_s and deadline <= now_ns:
-            raise Refused("the permit of generation %d ran out before it was read" % generation)
+        try:
+            permit_ns = ordered_ns(body, time.clock_gettime_ns(time.CLOCK_BOOTTIME))
+        except RanOut as error:
+            raise Refused(str(error)) from error
         self.ranks.begin(StartCommand(
             generation=generation,
             ranks=tuple(int(r) for r in body["ranks"]),
@@ -195,7 +194,7 @@ class Commands:
             world=int(body["world"]),
             resume=dict(body["resume"]),
             history=list(body.get("history", ())),
-            permit_ns=deadline if permit_s else 0,
+            permit_ns=permit_ns,
             group=int(body.get("group") or 0), groups=int(body.get("groups") or 1),
             labels=labels_in(body),
         ))

@@ -17,6 +17,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 from .. import exits
 from .. import page as pages
 from ..addresses import LOOPBACK, interface_environ
+from ..permit import Permit
 from ..rank import rank
 from ..rank import snapshot as snapshots
 from ..wire import FDS_MAX, Packet, cut, pair
@@ -55,7 +56,7 @@ class RankProcesses:
         self.next_store: Optional[StoreChild] = None
         self.endpoints: Dict[int, Tuple[str, int]] = {}  # generation -> its first node's store
         self.park_told = 0  # the newest generation that the agent had leave behind a step
-        self.permit_ns = 0  # when the newest generation's ranks must be gone; 0 = never
+        self.permit = Permit()  # of the newest generation
         self.snapshots: Dict[int, int] = {}  # rank -> memfd
         self.with_store = forking.has_torch()
         self.spawn_reason = ""
@@ -275,7 +276,7 @@ class RankProcesses:
             old_store = None
         self.on_start(command)
         self.started, self.generation = command, command.generation
-        self.permit_ns = command.permit_ns
+        self.permit = Permit(command.generation, command.permit_ns)
         self.store = self.fetch_store(command)
         present = {command.ranks[p.local_rank]: p for p in self.living() if p.rank >= 0}
         self.carry_snapshots({p.rank: number for number, p in present.items()}, command.ranks)
@@ -458,18 +459,17 @@ class RankProcesses:
         waiting = self.waiting
         if waiting is not None and waiting.generation == generation and waiting.permit_ns:
             self.waiting = waiting._replace(permit_ns=max(until_ns, waiting.permit_ns))
-        if generation != self.generation or until_ns <= self.permit_ns or not self.permit_ns:
+        if not self.permit.renew(generation, until_ns):
             return
-        self.permit_ns = until_ns
         for process in self.living():
             if process.rank >= 0 and process.generation == generation:
                 process.fields[pages.F_PERMIT] = until_ns
 
     def end_with_permit(self) -> None:
         """Nobody renewed it: another generation may start elsewhere, on the same checkpoints."""
-        if not self.permit_ns or time.clock_gettime_ns(time.CLOCK_BOOTTIME) <= self.permit_ns:
+        if not self.permit.is_over(time.clock_gettime_ns(time.CLOCK_BOOTTIME)):
             return
-        self.permit_ns = 0
+        self.permit = Permit()
         ranks = [p for p in self.living() if p.rank >= 0 and p.generation == self.generation]
         for process in ranks:
             self.kill(process, 0.0)

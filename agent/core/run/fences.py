@@ -24,6 +24,13 @@ def may_renew(plan: Plan, node: str) -> bool:
     return node not in plan.unheard
 
 
+def known(plan: Plan) -> tuple[str, int]:
+    """(run, generation) as the other nodes are told it.  Where nodes are to renew no permit, the
+    next generation is about to be planned: none that cannot read it in the store may renew its own
+    by this node's answer."""
+    return plan.run, plan.generation + bool(plan.unheard)
+
+
 class Fences:
     """What this node saw of the ranks of a script elsewhere; of this life of its agent."""
 

@@ -30,10 +30,12 @@ from ...core.model import (
     StoreWrite,
     run_subject,
 )
+from ...core.run import fences
 from ...core.run.members import read_plan
 from ...launchers.server import LauncherServer
-from ...peers.beats import Address, Endpoint, Peers, Told
+from ...peers.beats import Address, Peers
 from ...peers.choice import LINES_MAX
+from ...peers.conversation import Endpoint, Told
 from ...store.base import Conflict, Store, StoreError
 from ...system.errors import say
 from ..state import AgentState
@@ -231,9 +233,7 @@ class PeerPart:
             if found is not None:
                 endpoints.append(Endpoint(
                     session.hello.run, found.generation, found.host, found.port))
-        # Where nodes are to renew no permit, the next generation is about to be planned: none that
-        # cannot read it in the store may renew its own by this node's answer.
-        known = tuple((plan.run, plan.generation + bool(plan.unheard)) for plan in decision.plans)
+        known = tuple(map(fences.known, decision.plans))
         self.peers.tell(Told(decision.beats, tuple(endpoints), known))
 
     def answered_s(self, node: str, run: str, generation: int) -> float:

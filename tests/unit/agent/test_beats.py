@@ -28,8 +28,9 @@ from holdfast.agent.core.model import (
     Resume,
 )
 from holdfast.agent.daemon.parts import peers as part
-from holdfast.agent.peers import beats, kernel_questions, transport
-from holdfast.agent.peers.beats import Address, Endpoint, Peers, Told
+from holdfast.agent.peers import kernel_questions, transport
+from holdfast.agent.peers.beats import Address, Peers
+from holdfast.agent.peers.conversation import PING_S, Endpoint, Told, news_of
 from holdfast.agent.peers.failure_detector import SILENT_TICKS
 from holdfast.agent.store.memory import MemoryServer, MemoryStore
 
@@ -120,9 +121,9 @@ def test_steps_are_no_news_and_ranks_states_are() -> None:
     def told(**more: object) -> Told:
         return Told((beat("a", ranks=(RankView(0, "a", 7, 1, **more),)),))  # type: ignore[arg-type]
 
-    first = beats.news_of(told(state="running", step=1))
-    assert first == beats.news_of(told(state="running", step=2))
-    assert first != beats.news_of(told(state="parked", step=1))
+    first = news_of(told(state="running", step=1))
+    assert first == news_of(told(state="running", step=2))
+    assert first != news_of(told(state="parked", step=1))
 
 
 class Older(msgspec.Struct):
@@ -295,7 +296,7 @@ def test_a_machine_that_does_not_answer_is_lost_to_both_and_comes_back(monkeypat
                 while not condition():
                     for one in (a, b):
                         one.peers.tick()
-                    await asyncio.sleep(beats.PING_S / 2)
+                    await asyncio.sleep(PING_S / 2)
 
             await asyncio.wait_for(ticks(lambda: a.heard.lost and b.heard.lost), 20.0)
             assert a.heard.lost[0] == {"c"} and a.peers.heard()[0].lost

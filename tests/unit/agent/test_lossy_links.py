@@ -12,7 +12,8 @@ import random
 
 import pytest
 
-from holdfast.agent.peers.beats import PING_S, SEND_S
+from holdfast.agent.peers.beats import SEND_S
+from holdfast.agent.peers.conversation import PING_S
 from holdfast.agent.peers.failure_detector import FailureDetector
 from holdfast.agent.peers.kernel_questions import (
     CLOSED_GAP_S,

@@ -12,7 +12,7 @@ import pytest
 
 from holdfast.agent.core.model import Beat, Doc, Documents, Lease, Plan, Resume, StoreView
 from holdfast.agent.daemon.parts import peers as part
-from holdfast.agent.peers import beats
+from holdfast.agent.peers import beats, conversation
 from holdfast.agent.peers.choice import LINES_MAX, NEIGHBOURS_MAX, choice
 from holdfast.agent.store.memory import MemoryServer, MemoryStore
 
@@ -141,7 +141,7 @@ def test_two_launchers_at_the_ends_of_a_thousand_names_find_each_other() -> None
             await store.refresh()
             other._know(store.view())
             assert "n0100" in other.peers.lines and "n0899" not in one.peers.lines
-            one.peers._keep("n0899", beats.Told((Beat("n0899", "r", 0, 0.0),)))
+            one.peers._keep("n0899", conversation.Told((Beat("n0899", "r", 0, 0.0),)))
             one._know(store.view())
             assert "n0899" in one.peers.lines
         finally:
@@ -162,7 +162,7 @@ def test_addresses_of_nodes_that_are_long_gone_are_taken_away_and_no_others() ->
             gone = set(names(300)[120:145])
             cut_off = set(names(300)[145:148])  # these reach the store, and not this node
             store.names = frozenset(cut_off)
-            ticks = int(beats.GONE_S / agent.peers.ping_s())
+            ticks = int(conversation.GONE_S / agent.peers.ping_s())
             silent = gone | cut_off
             for _ in range(ticks + 2):
                 agent.peers.detector.tick()

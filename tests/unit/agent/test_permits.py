@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -39,17 +38,14 @@ def renewed(store: Plan | None, runs: int, answered: dict[str, float] | None = N
             known: Plan | None = None) -> tuple[int, float] | None:
     """(generation, seconds from now) of the permit that node a's launcher, which runs generation
     `runs`, is given; None where it is given none."""
-    now_s, orders = time.clock_gettime(time.CLOCK_BOOTTIME), []
-    session = SimpleNamespace(
-        hello=SimpleNamespace(run="r", grade="script"), levels=SimpleNamespace(generation=runs))
+    now_s, orders = 1000.0, []
     launchers = SimpleNamespace(order=lambda run, fields: orders.append(fields))
-    decision = SimpleNamespace(plans=(known,) if known else ())
-    state = SimpleNamespace(name="a", snapshot=SimpleNamespace(decision=decision))
     ages = answered or {}
     peers = SimpleNamespace(answered_s=lambda node, run, generation: now_s - ages[node]
                             if node in ages else 0.0)
-    permits = Permits(state, Store(store), launchers, peers)  # type: ignore[arg-type]
-    asyncio.run(permits.renew(session, LEASE_S))  # type: ignore[arg-type]
+    permits = Permits("a", lambda: LEASE_S, lambda: (known,) if known else (), Store(store),
+                      launchers, peers, lambda: now_s)
+    asyncio.run(permits.renew("r", runs, LEASE_S))
     if not orders:
         return None
     (order,) = orders
@@ -59,7 +55,7 @@ def renewed(store: Plan | None, runs: int, answered: dict[str, float] | None = N
 
 def test_the_store_renews_the_generation_that_stands() -> None:
     generation, left_s = renewed(plan(3), 3) or (0, 0.0)
-    assert generation == 3 and left_s == pytest.approx(LEASE_S, abs=1.0)
+    assert generation == 3 and left_s == pytest.approx(LEASE_S, abs=1e-6)
 
 
 def test_a_newer_plan_renews_its_own_ranks_and_no_older_ones() -> None:
@@ -71,7 +67,7 @@ def test_a_newer_plan_renews_its_own_ranks_and_no_older_ones() -> None:
 def test_without_the_store_all_of_the_plan_must_have_answered() -> None:
     both = {"b": 1.0, "c": 2.5}
     generation, left_s = renewed(None, 3, both, plan(3)) or (0, 0.0)
-    assert generation == 3 and left_s == pytest.approx(LEASE_S - 2.5, abs=1.0)  # the oldest word
+    assert generation == 3 and left_s == pytest.approx(LEASE_S - 2.5, abs=1e-6)  # the oldest word
     for silent in both:
         some = {node: age for node, age in both.items() if node != silent}
         left_s = (renewed(None, 3, some, plan(3)) or (0, 0.0))[1]
@@ -106,12 +102,8 @@ def test_all_runs_are_renewed_at_once() -> None:
             if len(orders) == len(runs):
                 over.set()
 
-        sessions = [SimpleNamespace(hello=SimpleNamespace(run=run, grade="script"),
-                                    levels=SimpleNamespace(generation=3)) for run in runs]
-        launchers = SimpleNamespace(order=order, sessions=lambda: sessions)
-        config = SimpleNamespace(detect=SimpleNamespace(lease_s=LEASE_S))
-        state = SimpleNamespace(name="a", config=config)
-        permits = Permits(state, Slow(), launchers, SimpleNamespace())  # type: ignore[arg-type]
+        launchers = SimpleNamespace(order=order, scripts=lambda: [(run, 3) for run in runs])
+        permits = Permits("a", lambda: LEASE_S, tuple, Slow(), launchers, SimpleNamespace())
         task = asyncio.create_task(permits.run())
         try:
             await asyncio.wait_for(over.wait(), 10.0)

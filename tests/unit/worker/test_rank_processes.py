@@ -433,7 +433,7 @@ def test_a_permit_ends_when_its_order_says_and_none_starts_what_is_over(launcher
     assert "permit of generation 1 ran out" in told.outcomes[-1]["error"]
     assert not one.ranks.living()
     told.carry_out("start", "soon", {**order, "generation": 2, "permit_until_boot_s": now_s + 7.0})
-    assert told.outcomes[-1]["ok"] and one.ranks.permit_ns == int((now_s + 7.0) * 1e9)
+    assert told.outcomes[-1]["ok"] and one.ranks.permit.until_ns == int((now_s + 7.0) * 1e9)
     told.carry_out("start", "older", {**order, "generation": 3})  # an agent of the release before
     assert one.ranks.waiting.permit_ns >= int((now_s + 10.0) * 1e9)
 
@@ -548,13 +548,13 @@ def test_ranks_end_with_a_permit_that_nobody_renews(launchers):
     one.ranks.begin(command(1)._replace(groups=2, permit_ns=far_ns))
     one.ranks.renew_permit(2, far_ns + 1)  # another generation's
     one.ranks.renew_permit(1, far_ns - 1)  # an older word
-    assert one.ranks.permit_ns == far_ns
+    assert one.ranks.permit.until_ns == far_ns
     one.ranks.renew_permit(1, far_ns + 5)
     ranks = one.ranks.living()
     assert {p.fields[pages.F_PERMIT] for p in ranks} == {far_ns + 5}
     one.ranks.tend(0.0)
     assert not one.ranks.reap()
-    one.ranks.permit_ns = now_ns
+    one.ranks.permit.until_ns = now_ns
     one.ranks.tend(0.0)
     assert "permit of generation 1 ran out" in one.said[-1]
 
