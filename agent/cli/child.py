@@ -44,7 +44,7 @@ class Child:
         try:
             self.process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=writer, stderr=subprocess.STDOUT,
-                env=dict(environ), start_new_session=True, preexec_fn=_die_with_parent)
+                env=dict(environ), start_new_session=True, preexec_fn=die_with_parent)
         except BaseException:
             os.close(self._reader)
             self._log.close()
@@ -111,7 +111,7 @@ class Child:
             self.process.wait(timeout=10.0)
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """In the child: SIGTERM when the parent is gone, kill -9 included."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 

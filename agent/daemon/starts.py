@@ -9,11 +9,12 @@ token's between the agents.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 import uuid
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Literal, NamedTuple, Protocol
+from typing import Annotated, Any, Final, Literal, NamedTuple, Protocol
 
 import msgspec
 from msgspec import Meta
@@ -25,14 +26,21 @@ from ..core.model import Request, run_subject
 
 STARTS = "starts"  # what agents ask one another
 START, END, LOOK = "start", "end", "look"
-RUNNING, REFUSED = "running", "refused"
+QUEUED: Final = "queued"
+RUNNING: Final = "running"
+REFUSED: Final = "refused"
 ALL = "all"
 AWAY_S = 5.0  # between two questions of one `holdfast accept`, and it still counts as there
-BEGINS_S, ANSWER_S = 10.0, 14.0  # for a launcher to begin; for another node's agent to say so
-RUNS_MAX, ORDERS_MAX, NODES_MAX = 64, 16, 2048
+BEGINS_S = 12.0  # for a launcher to begin; what begins later is ended
+AGAIN_S = 1.0  # an order that nobody confirmed is given again
+ANSWER_S = 3.0  # of another node's agent, which waits for nobody
+ASKED_AT_ONCE = 8  # of the agent's questions to others: those of the core come first
+RUNS_MAX, KEPT_MAX, PENDING_MAX, NODES_MAX = 64, 32, 4, 2048
 ARGUMENTS_MAX, ENVIRONMENT_MAX = 64 << 10, 64 << 10  # bytes
 WORD_MAX = 32 << 10
 USERS_MAX = 256
+NOT_HERE = "no run"  # how the words begin that mean nothing else
+LATE_MAX = 64
 
 Text = Annotated[str, Meta(max_length=WORD_MAX)]
 Short = Annotated[str, Meta(max_length=500)]
@@ -67,7 +75,7 @@ class Launched(msgspec.Struct, forbid_unknown_fields=True):
 
     id: Annotated[str, Meta(max_length=64)]
     run: Run
-    state: Literal["running", "ended", "refused"]
+    state: Literal["queued", "running", "ended", "refused"]
     code: int = 0
     text: Short = ""
 
@@ -76,8 +84,9 @@ class Waiting(msgspec.Struct, forbid_unknown_fields=True):
     """What `holdfast accept` says when it asks for orders: who it is, and all that it started."""
 
     life: Annotated[str, Meta(min_length=8, max_length=64)]
+    count: Annotated[int, Meta(ge=0)] = 0  # one more each time: words may overtake each other
     wait_s: Annotated[float, Meta(ge=0.0, le=30.0)] = 0.0
-    runs: Annotated[list[Launched], Meta(max_length=RUNS_MAX)] = []
+    runs: Annotated[list[Launched], Meta(max_length=RUNS_MAX + KEPT_MAX)] = []
 
 
 class Asked(msgspec.Struct, forbid_unknown_fields=True):
@@ -92,23 +101,91 @@ class Refusal(Exception):
     """It is not done, and nothing has happened; the text says why and what to do."""
 
 
+class Pending:
+    """An order that `holdfast accept` has not confirmed yet."""
+
+    def __init__(self, order: Order) -> None:
+        self.order = order
+        self.until_s = time.monotonic() + BEGINS_S
+        self.given_s = -math.inf
+
+
 class Accepting:
     """One user's `holdfast accept` on this node."""
 
     def __init__(self, life: str) -> None:
-        self.life = life
-        self.asks = 0  # questions of it that wait for an order
+        self.life, self.count = life, -1
+        self.poll: object | None = None  # the question of it that waits for an order
+        self.gone: Callable[[], bool] = bool  # whether nobody waits for that one's answer any more
         self.seen_s = time.monotonic()
-        self.orders: deque[dict[str, Any]] = deque()
+        self.pending: dict[str, Pending] = {}
+        self.late: OrderedDict[str, str] = OrderedDict()  # id -> run, of what must not begin now
+        self.ends: dict[str, float] = {}  # id -> when it was told last
         self.launched: dict[str, Launched] = {}
         self.changed = asyncio.Condition()
 
     def is_here(self) -> bool:
-        return self.asks > 0 or time.monotonic() - self.seen_s < AWAY_S
+        if self.poll is not None:
+            return not self.gone()
+        return time.monotonic() - self.seen_s < AWAY_S
 
     async def tell(self) -> None:
         async with self.changed:
             self.changed.notify_all()
+
+    def says(self, said: Waiting) -> list[Order]:
+        """Takes its word of what it started; returns the orders that are confirmed by it."""
+        if said.count <= self.count:
+            return []
+        self.count, self.launched = said.count, {one.id: one for one in said.runs}
+        confirmed = [self.pending.pop(id).order for id in self.launched if id in self.pending]
+        for id in self.late.keys() & self.launched.keys():
+            self.ends[id] = -math.inf
+            del self.late[id]
+        self.ends = {id: at_s for id, at_s in self.ends.items()
+                     if id in self.launched and self.launched[id].state == RUNNING}
+        return confirmed
+
+    def expire(self) -> None:
+        for id in [id for id, one in self.pending.items() if one.until_s < time.monotonic()]:
+            self.withdraw(id)
+
+    def withdraw(self, id: str) -> None:
+        """Who fetched it already may begin it yet: it is ended then."""
+        self.late[id] = self.pending.pop(id).order.run
+        while len(self.late) > LATE_MAX:
+            self.late.popitem(last=False)
+
+    def due(self, take: bool = False) -> list[dict[str, Any]]:
+        """What is to be given now; `take`: it is."""
+        self.expire()
+        now_s, found = time.monotonic(), []
+        for one in self.pending.values():
+            if now_s - one.given_s > AGAIN_S:
+                one.given_s = now_s if take else one.given_s
+                found.append({"do": START, **msgspec.to_builtins(one.order)})
+        for id, at_s in self.ends.items():
+            if now_s - at_s > AGAIN_S:
+                self.ends[id] = now_s if take else at_s
+                found.append({"do": END, "id": id})
+        return found
+
+    def of(self, run: str) -> Launched | None:
+        """What is known of this user's launcher of the run: of several the one that lives, else
+        the newest."""
+        self.expire()
+        for id, waiting in self.pending.items():
+            if waiting.order.run == run:
+                return Launched(id, run, QUEUED)
+        rows = [each for each in self.launched.values() if each.run == run]
+        for each in rows:
+            if each.state == RUNNING:
+                return each
+        for id, name in self.late.items():
+            if name == run:
+                return Launched(id, run, REFUSED, text=(
+                    f"`holdfast accept` did not begin it within {BEGINS_S:g} s"))
+        return rows[-1] if rows else None
 
 
 class Nodes(Protocol):
@@ -136,9 +213,12 @@ class Starts:
         self._users: OrderedDict[int, Accepting] = OrderedDict()
     # ------------------------------------------------------------- `holdfast accept`
 
-    async def orders(self, uid: int, said: Waiting) -> list[dict[str, Any]]:
-        """What this user's `holdfast accept` is to do next, within its wait.  Raises Refusal where
-        another one of the same user is here."""
+    async def orders(
+        self, uid: int, said: Waiting, gone: Callable[[], bool] = bool
+    ) -> list[dict[str, Any]]:
+        """What this user's `holdfast accept` is to do next, within its wait; an order is given
+        again until it is confirmed.  `gone`: whether nobody waits for the answer any more.  Raises
+        Refusal where another one of the same user is here."""
         one = self._users.get(uid)
         if one is not None and one.life != said.life and one.is_here():
             raise Refusal(f"another `holdfast accept` of {user_name(uid)} runs on {self._node}")
@@ -146,93 +226,94 @@ class Starts:
             one = self._users[uid] = Accepting(said.life)
             self._forget()
         self._users.move_to_end(uid)
+        for order in one.says(said):
+            self._write(START, order.id, order.run, order.by)
         one.seen_s = time.monotonic()
-        one.launched = {each.id: each for each in said.runs}
-        await one.tell()
         if not said.wait_s:
             return []
-        one.asks += 1
+        mine = one.poll = object()  # one question waits for each user: an older one is answered
+        one.gone = gone
+        await one.tell()
         try:
             async with asyncio.timeout(said.wait_s), one.changed:
-                await one.changed.wait_for(lambda: bool(one.orders))
+                await one.changed.wait_for(lambda: one.poll is not mine or bool(one.due()))
         except TimeoutError:
             pass
         finally:
-            one.asks -= 1
-            one.seen_s = time.monotonic()
-        found = list(one.orders)
-        one.orders.clear()
-        return found
+            last = one.poll is mine
+            if last:
+                one.poll, one.seen_s = None, time.monotonic()
+        return one.due(take=True) if last and not gone() else []
 
     def _forget(self) -> None:
         for uid in [uid for uid, one in self._users.items() if not one.is_here()]:
             if len(self._users) > USERS_MAX:
                 del self._users[uid]
 
+    def _write(self, verb: str, id: str, run: str, by: str) -> None:
+        self._runs.record(Request(id, verb, run_subject(run), f"asked for by {by}", run=run, by=by))
+
     # ------------------------------------------------------------- on this node
 
-    async def _start(self, uid: int, order: Order) -> dict[str, Any]:
+    async def _start(self, uid: int, order: Order) -> Launched:
         one = self._accepting(uid)
-        going_on = [each for each in one.launched.values() if each.state == RUNNING]
-        if any(each.run == order.run for each in going_on):
+        known = one.of(order.run)
+        if self._runs.owner(order.run) is not None or (
+                known is not None and known.state in (QUEUED, RUNNING)):
             raise Refusal(f"run {order.run} goes on here already")
-        if len(going_on) >= RUNS_MAX or len(one.orders) >= ORDERS_MAX:
-            raise Refusal(f"{len(going_on)} runs of {user_name(uid)} go on here: no more are taken")
+        going_on = sum(each.state == RUNNING for each in one.launched.values())
+        if going_on >= RUNS_MAX or len(one.pending) >= PENDING_MAX:
+            raise Refusal(f"{going_on} runs of {user_name(uid)} go on here, and "
+                          f"{len(one.pending)} are beginning: no more are taken")
         order.id = f"start-{uuid.uuid4().hex[:12]}"
-        why = f"asked for by {order.by}"
-        self._runs.record(Request(
-            order.id, START, run_subject(order.run), why, run=order.run, by=order.by))
-        one.orders.append({"do": START, **msgspec.to_builtins(order)})
+        one.pending[order.id] = Pending(order)
         await one.tell()
-        try:
-            async with asyncio.timeout(BEGINS_S), one.changed:
-                await one.changed.wait_for(lambda: order.id in one.launched)
-        except TimeoutError:
-            # What was not fetched must not begin when nobody expects it any more.
-            one.orders = deque(each for each in one.orders if each.get("id") != order.id)
-            raise Refusal(f"`holdfast accept` of {user_name(uid)} did not say within "
-                          f"{BEGINS_S:g} s that it began") from None
-        return _told(one.launched[order.id])
+        return Launched(order.id, order.run, QUEUED)
 
-    async def _end(self, uid: int, run: str) -> dict[str, Any]:
+    async def _end(self, uid: int, run: str, by: str) -> Launched:
         one = self._users.get(uid)
-        found = _of(one, run) if one is not None and one.is_here() else None
-        if one is not None and found is not None and found.state == RUNNING:
-            one.orders.append({"do": END, "id": found.id})
-            await one.tell()
-            return _told(found)
+        found = one.of(run) if one is not None and one.is_here() else None
+        if one is not None and found is not None and found.state in (QUEUED, RUNNING):
+            if found.state == QUEUED:
+                one.withdraw(found.id)
+            else:
+                one.ends.setdefault(found.id, -math.inf)
+                await one.tell()
+            self._write(END, f"end-{uuid.uuid4().hex[:12]}", run, by)
+            return Launched(found.id, run, RUNNING, text=found.text)
         if self._runs.owner(run) == uid:  # started otherwise, or its `holdfast accept` has gone
             asked = Request(f"end-{uuid.uuid4().hex[:12]}", DRAIN, run_subject(run),
-                            "`holdfast end`", run=run, by=f"{user_name(uid)} (uid {uid})")
+                            f"`holdfast end` of {by}", run=run, by=by)
             if not self._runs.request(asked):
                 raise Refusal("too many requests wait already: ask again")
-            return {"state": RUNNING, "code": 0, "text": ""}
+            return Launched(asked.id, run, RUNNING)
         if found is None:
-            raise Refusal(f"no run {run} of {user_name(uid)} is here")
-        return _told(found)
+            raise Refusal(f"{NOT_HERE} {run} of {user_name(uid)} is here")
+        return found
 
-    def _look(self, uid: int, run: str) -> dict[str, Any]:
-        found = _of(self._accepting(uid), run)
+    def _look(self, uid: int, run: str) -> Launched:
+        found = self._accepting(uid).of(run)
         if found is None:
-            raise Refusal(f"no run {run} was started here from another node")
-        return _told(found)
+            raise Refusal(f"{NOT_HERE} {run} was started here from another node")
+        return found
 
     def _accepting(self, uid: int) -> Accepting:
         one = self._users.get(uid)
         if one is None or not one.is_here():
             name = user_name(uid)
-            raise Refusal(f"nobody accepts runs of {name} there: `systemctl enable --now "
-                          f"holdfast-accept@{name}`, or `holdfast accept` as {name}, on "
-                          f"{self._node}")
+            unit = "" if name.startswith("uid ") else (
+                f"`systemctl enable --now holdfast-accept@{name}`, or ")
+            raise Refusal(f"nobody accepts runs of {name} there: {unit}`holdfast accept` as "
+                          f"{name}, on {self._node}")
         return one
 
     async def _here(
-        self, verb: str, uid: int, run: str, order: Order | None
+        self, verb: str, uid: int, run: str, order: Order | None, by: str
     ) -> dict[str, Any]:
         try:
             if verb == START and order is not None:
-                return await self._start(uid, order)
-            return await self._end(uid, run) if verb == END else self._look(uid, run)
+                return _told(await self._start(uid, order))
+            return _told(await self._end(uid, run, by) if verb == END else self._look(uid, run))
         except Refusal as refusal:
             return {"state": REFUSED, "code": 0, "text": str(refusal)}
 
@@ -244,25 +325,28 @@ class Starts:
         run = msgspec.convert(question["run"], type=Run)
         order = question.get("order")
         made = msgspec.convert(order, type=Order) if order is not None else None
-        name, here = str(question["user"])[:64], user_name(uid)
+        name, here = str(question["user"])[:64], user_name(uid)  # held equal: it is printed
         if name != here:  # two nodes that do not share their users
             return {"answer": {"state": REFUSED, "code": 0, "text": (
                 f"uid {uid} is {name} on {node}, and {here} on {self._node}")}}
         if verb not in (START, END, LOOK) or (verb == START) != (made is not None):
             raise ValueError(f"{verb[:40]!r} is nothing that is done with a run")
+        by = f"{name} (uid {uid}) at {node}"
         if made is not None:
-            made.by = f"{made.by[:300]} at {node}"
-        return {"answer": await self._here(verb, uid, run, made)}
+            made.by = by
+        return {"answer": await self._here(verb, uid, run, made, by)}
 
     async def everywhere(self, verb: str, uid: int, asked: Asked) -> dict[str, dict[str, Any]]:
         """What each node answers to this user: state, code and text by node.  Raises Refusal where
         there is nobody to ask."""
         names = self._named(asked.nodes, own=verb != START)
-        order = asked.order
-        if order is not None:
-            order.by = f"{user_name(uid)} (uid {uid})"
-        answers = await asyncio.gather(*(
-            self._one(name, verb, uid, asked.run, order) for name in names))
+        places = asyncio.Semaphore(ASKED_AT_ONCE)
+
+        async def one(name: str) -> dict[str, Any]:
+            async with places:
+                return await self._one(name, verb, uid, asked.run, asked.order)
+
+        answers = await asyncio.gather(*(one(name) for name in names))
         return dict(zip(names, answers, strict=True))
 
     def _named(self, nodes: Sequence[str], own: bool) -> list[str]:
@@ -282,7 +366,8 @@ class Starts:
         self, name: str, verb: str, uid: int, run: str, order: Order | None
     ) -> dict[str, Any]:
         if name == self._node:
-            return await self._here(verb, uid, run, order)
+            by = f"{user_name(uid)} (uid {uid}) at {name}"
+            return await self._here(verb, uid, run, order, by)
         assert self._peers is not None
         question: dict[str, Any] = {"what": STARTS, "verb": verb, "uid": uid, "run": run,
                                     "user": user_name(uid)}
@@ -295,12 +380,6 @@ class Starts:
                     "text": str(found["text"])[:500]}
         except (ConnectionError, LookupError, TypeError, ValueError) as error:
             return {"state": "", "code": 0, "text": f"its agent does not answer: {error}"}
-
-
-def _of(one: Accepting, run: str) -> Launched | None:
-    """The newest launcher of this run."""
-    found = [each for each in one.launched.values() if each.run == run]
-    return found[-1] if found else None
 
 
 def _told(one: Launched) -> dict[str, Any]:

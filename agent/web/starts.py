@@ -27,11 +27,15 @@ async def answer(request: web.Request, starts: Starts) -> web.Response:
         return refuse(403, "over the agent's socket alone, where the kernel says who asks",
                       "`holdfast run --on NODE,...` on a node")
     uid = peer[1]
+
+    def gone() -> bool:
+        return request.transport is None or request.transport.is_closing()
+
     try:
         raw = await request.clone(client_max_size=BODY_MAX_BYTES).read()
         if verb == NEXT:
             said = msgspec.json.decode(raw, type=Waiting)
-            return web.json_response({"orders": await starts.orders(uid, said)})
+            return web.json_response({"orders": await starts.orders(uid, said, gone)})
         asked = msgspec.json.decode(raw, type=Asked)
         if (verb == START) != (asked.order is not None):
             return refuse(400, "body: an order belongs to start, and to nothing else", '"order"')

@@ -74,13 +74,14 @@ class Accept:
     """What `holdfast accept` does, without its processes."""
 
     def __init__(self, starts: Starts, uid: int, life: str = "life-of-one") -> None:
-        self.starts, self.uid, self.life = starts, uid, life
+        self.starts, self.uid, self.life, self.count = starts, uid, life, 0
         self.got: list[dict[str, Any]] = []
         self.runs: list[Launched] = []
 
-    async def ask(self, wait_s: float) -> list[dict[str, Any]]:
-        said = Waiting(self.life, wait_s, list(self.runs))
-        return await self.starts.orders(self.uid, said)
+    async def ask(self, wait_s: float, gone: bool = False) -> list[dict[str, Any]]:
+        self.count += 1
+        said = Waiting(self.life, self.count, wait_s, list(self.runs))
+        return await self.starts.orders(self.uid, said, lambda: gone)
 
     async def loop(self) -> None:
         while True:
@@ -101,7 +102,12 @@ def play(body: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 async def started(wire: Wire, uid: int, nodes: list[str], run: str = "m5"
                   ) -> dict[str, dict[str, Any]]:
-    return await wire.agents["a"].everywhere(START, uid, Asked(nodes, run, order(run)))
+    """As the command does: what is queued is looked after."""
+    rows = await wire.agents["a"].everywhere(START, uid, Asked(nodes, run, order(run)))
+    while waited := [node for node, row in rows.items() if row["state"] == "queued"]:
+        await asyncio.sleep(0.01)
+        rows |= await wire.agents["a"].everywhere(LOOK, uid, Asked(waited, run))
+    return rows
 
 
 def test_an_order_reaches_the_same_users_accept_and_no_other() -> None:
@@ -146,6 +152,7 @@ def test_end_reaches_every_node() -> None:
         while not all(len(one.got) == 2 for one in there):
             await asyncio.sleep(0)
         assert all(one.got[1] == {"do": END, "id": one.runs[0].id} for one in there)
+        assert [one.action for one in wire.journal].count(END) == 2
         for task in loops:
             task.cancel()
 
@@ -189,8 +196,60 @@ def test_what_nobody_fetched_never_begins_later(monkeypatch: pytest.MonkeyPatch)
         accept = Accept(wire.agents["b"], ALICE)
         await accept.ask(0.0)  # it was here a moment ago, and fetches nothing
         row = (await started(wire, ALICE, ["b"]))["b"]
-        assert row["state"] == "refused" and "did not say within" in row["text"]
+        assert row["state"] == "refused" and "did not begin it within" in row["text"]
+        assert await accept.ask(0.01) == [] and not wire.journal
+
+    play(body)
+
+
+def test_what_begins_when_nobody_expects_it_any_more_is_ended(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was fetched, and the folder's server did not answer for a while."""
+    monkeypatch.setattr(module, "BEGINS_S", 0.1)
+
+    async def body() -> None:
+        wire = Wire("a", "b")
+        accept = Accept(wire.agents["b"], ALICE)
+        await accept.ask(0.0)
+        wait = asyncio.create_task(started(wire, ALICE, ["b"]))
+        (fetched,) = await accept.ask(5.0)
+        assert (await wait)["b"]["state"] == "refused"
+        accept.runs.append(Launched(fetched["id"], "m5", "running"))
+        assert await accept.ask(5.0) == [{"do": END, "id": fetched["id"]}]
+
+    play(body)
+
+
+def test_an_order_whose_answer_was_lost_is_given_again_and_an_end_as_well(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "AGAIN_S", 0.0)
+
+    async def body() -> None:
+        wire = Wire("a", "b")
+        accept = Accept(wire.agents["b"], ALICE)
+        await accept.ask(0.0)
+        await wire.agents["a"].everywhere(START, ALICE, Asked(["b"], "m5", order()))
+        (first,), (again,) = await accept.ask(1.0), await accept.ask(1.0)
+        assert first["id"] == again["id"]
+        accept.runs.append(Launched(first["id"], "m5", "running"))
+        await accept.ask(0.0)
+        await wire.agents["a"].everywhere(END, ALICE, Asked(["b"], "m5"))
+        assert await accept.ask(1.0) == await accept.ask(1.0) == [{"do": END, "id": first["id"]}]
+        accept.runs[0].state = "ended"
         assert await accept.ask(0.01) == []
+
+    play(body)
+
+
+def test_words_that_overtake_one_another_leave_the_newest_standing() -> None:
+    async def body() -> None:
+        starts = Wire("a", "b").agents["b"]
+        new = Waiting("life-of-one", 2, 0.0, [Launched("i", "m5", "running")])
+        await starts.orders(ALICE, new)
+        await starts.orders(ALICE, Waiting("life-of-one", 1, 0.0, []))
+        assert starts._look(ALICE, "m5").state == "running"
 
     play(body)
 
@@ -205,6 +264,42 @@ def test_one_accept_of_a_user_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
         await Accept(starts, BOB, "second-life").ask(0.0)
         monkeypatch.setattr(module, "AWAY_S", 0.0)  # the first one has gone since
         await Accept(starts, ALICE, "second-life").ask(0.0)
+
+    play(body)
+
+
+def test_one_question_waits_for_each_user_and_a_dead_one_locks_nobody_out() -> None:
+    async def body() -> None:
+        wire = Wire("a", "b")
+        starts = wire.agents["b"]
+        accept = Accept(starts, ALICE, "first-life")
+        older = asyncio.create_task(accept.ask(30.0))
+        await asyncio.sleep(0)
+        newer = asyncio.create_task(accept.ask(30.0))
+        assert await asyncio.wait_for(older, 5.0) == []
+        dead = asyncio.create_task(Accept(starts, BOB, "first-life").ask(30.0, gone=True))
+        await asyncio.sleep(0)
+        assert (await started(wire, BOB, ["b"]))["b"]["state"] == "refused"
+        await Accept(starts, BOB, "second-life").ask(0.0)
+        for task in (newer, dead):
+            task.cancel()
+
+    play(body)
+
+
+def test_one_users_orders_are_few_and_a_run_that_is_here_is_not_started() -> None:
+    async def body() -> None:
+        wire = Wire("a", "b")
+        await Accept(wire.agents["b"], ALICE).ask(0.0)
+        rows = []
+        for number in range(6):
+            asked = Asked(["b"], f"m{number}", order(f"m{number}"))
+            rows.append((await wire.agents["a"].everywhere(START, ALICE, asked))["b"]["state"])
+        assert rows == ["queued"] * 4 + ["refused"] * 2
+        wire.owners["by-ssh"] = ALICE
+        asked = Asked(["b"], "by-ssh", order("by-ssh"))
+        row = (await wire.agents["a"].everywhere(START, ALICE, asked))["b"]
+        assert row["state"] == "refused" and "goes on here already" in row["text"]
 
     play(body)
 

@@ -61,7 +61,8 @@ def test_secrets_stay_here_unless_they_are_named() -> None:
     environ = {"PATH": "/bin", "NCCL_DEBUG": "INFO", "PYTHONPATH": "/src", "HOME": "/home/a",
                "HF_TOKEN": "x", "WANDB_API_KEY": "x", "AWS_SECRET_ACCESS_KEY": "x",
                "NEURON_ACCESS_TOKEN": "x", "HOLDFAST_CONFIG": "/etc/x", "HOLDFAST_RUNTIME_DIR": "r",
-               "SLURM_JOB_ID": "7", "NCCL_KEYRING": "r"}
+               "SLURM_JOB_ID": "7", "NCCL_KEYRING": "r", "PET_NODE_RANK": "1",
+               "CUDA_VISIBLE_DEVICES": "GPU-1", "PET_LOCAL_ADDR": "10.0.0.1"}
     found = wanted("--on", "b", "x.py", **environ).environment
     assert sorted(found) == ["NCCL_DEBUG", "NCCL_KEYRING", "PATH", "PYTHONPATH"]
     found = wanted("--on", "b", "--env", "HF_TOKEN", "--env", "A=b=c", "x.py",
@@ -104,12 +105,53 @@ def others(agent: Answers, *argv: str) -> start_on.Others:
     return start_on.Others(agent, wanted(*argv), "run")  # type: ignore[arg-type]
 
 
-def test_too_few_that_begin_are_ended_again() -> None:
-    agent = Answers({"b": ("running", 0, "pid 7"), "c": ("refused", 0, "nobody accepts")},
-                    {"b": ("running", 0, "")})
+def test_too_few_that_begin_start_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    agent = Answers({"b": ("queued", 0, ""), "c": ("refused", 0, "nobody accepts")},
+                    {"b": ("queued", 0, "")}, {"b": ("running", 0, "pid 7")})
     with pytest.raises(Failure, match="2 nodes of 3") as raised:
         others(agent, "--on", "b,c", "x.py").start()
-    assert raised.value.code == 75 and agent.asked[1] == ("end", ["b"])
+    assert raised.value.code == 75 and agent.asked[1:] == [("look", ["b"])] * 2
+    said = capsys.readouterr().err
+    assert "b: started (pid 7)" in said and "c: not started: nobody accepts" in said
+
+
+def test_a_launcher_that_ended_at_once_is_told_of(capsys: pytest.CaptureFixture[str]) -> None:
+    agent = Answers({"b": ("queued", 0, "")}, {"b": ("ended", 78, "")})
+    with pytest.raises(Failure, match="1 node of 2"):
+        others(agent, "--on", "b", "x.py").start()
+    assert "b: its launcher ended with 78 at once" in capsys.readouterr().err
+
+
+def test_what_gives_no_word_counts_as_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(start_on, "BEGINS_S", 0.0)
+    agent = Answers({"b": ("", 0, "its agent does not answer")}, {})
+    asked = others(agent, "--on", "b", "--nnodes", "1:2", "x.py")
+    asked.start()
+    assert asked.going == []
+
+
+def test_this_node_is_left_out_of_the_list_and_counted_once() -> None:
+    found = start_on.wanted("run", ("--on", "a,b", "x.py"), {}, WITHOUT_VALUE, own="a")
+    assert found.nodes == ["b"] and found.least == 2
+    with pytest.raises(Failure, match="name other nodes"):
+        start_on.wanted("run", ("--on", "a", "x.py"), {}, WITHOUT_VALUE, own="a")
+
+
+def test_an_end_is_tried_again_where_the_agent_has_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(start_on.time, "sleep", lambda seconds: None)
+    agent = Answers({"b": ("running", 0, "pid 7")}, {"b": ("running", 0, "")})
+    asked, post, refused = others(agent, "--on", "b", "x.py"), agent.post, [0]
+    asked.start()
+
+    def busy(route: str, body: dict[str, object]) -> dict[str, object]:
+        refused[0] += 1
+        if refused[0] < 3:
+            raise Failure("too many requests")
+        return post(route, body)
+
+    monkeypatch.setattr(agent, "post", busy)
+    asked.end()
+    assert refused[0] == 3 and agent.asked[-1] == ("end", ["b"])
 
 
 def test_an_elastic_run_begins_with_those_that_are_there(
@@ -117,15 +159,15 @@ def test_an_elastic_run_begins_with_those_that_are_there(
 ) -> None:
     monkeypatch.setattr(start_on, "LOOK_S", 0.0)
     agent = Answers(
-        {"b": ("running", 0, "pid 7"), "c": ("", 0, "its agent does not answer")},
+        {"b": ("running", 0, "pid 7"), "c": ("refused", 0, "its agent does not answer")},
         {"b": ("refused", 0, "nobody accepts runs of alice there")},  # its agent begins anew
         {"b": ("running", 0, "")}, {"b": ("ended", 75, "")})
     asked = others(agent, "--on", "b,c", "--nnodes", "2:3", "x.py")
     asked.start()
-    asked.look()
+    asked.look(True)
     assert asked.going == ["b"]
-    asked.look()
-    asked.look()
+    asked.look(True)
+    asked.look(True)
     assert asked.going == [] and asked.codes == {"b": 75}
     assert "b: its launcher ended with 75" in capsys.readouterr().err
 
@@ -137,6 +179,23 @@ def test_an_accept_that_has_gone_is_told_of_once(monkeypatch: pytest.MonkeyPatch
     agent = Answers({"b": ("running", 0, "pid 7")}, gone, gone)
     asked = others(agent, "--on", "b", "x.py")
     asked.start()
-    asked.look()
-    asked.look()
+    asked.look(True)
+    asked.look(True)
+    assert asked.going == []
+
+
+def test_a_node_that_died_is_waited_for_while_this_one_trains_and_not_for_ever(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(start_on, "LOOK_S", 0.0)
+    monkeypatch.setattr(start_on, "GONE_S", 0.0)
+    dead = {"b": ("", 0, "its agent does not answer: it is lost")}
+    agent = Answers({"b": ("running", 0, "pid 7")}, dead, dead, dead, dead)
+    asked = others(agent, "--on", "b", "x.py")
+    asked.start()
+    for own_lives in (True, True):
+        asked.look(own_lives)
+    assert asked.going == ["b"]
+    asked.look(False)
+    asked.look(False)
     assert asked.going == []
