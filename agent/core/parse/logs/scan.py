@@ -380,7 +380,8 @@ class Scanner:
         found = reader.read(data, begin, known, below - data.count(b"\n"))
         found = [one for one in found if one.offset not in vague or one.culprit != "user"]
         better = {one.offset for one in found if one.role == ROOT}
-        kept = [one for one in self.matches if one.offset not in vague & better]
+        kept = [one if one.offset < begin else unlisted.outlived(one, data, begin)
+                for one in self.matches if one.offset not in vague & better]
         self.matches = sorted(kept + found, key=lambda one: one.offset)
 
     def _family(

@@ -65,6 +65,7 @@ class Match(NamedTuple):
     time_s: float | None = None  # its own, or that of the line with one before it
     mention: bool = False  # a line outside of tracebacks that a process outlives
     family: bool = False  # known by its family alone: by vocabulary or class, by no signature
+    faint: bool = False  # by no rule: placed by the things that it names
 
 
 GENERIC = ("key_or_type", "import_error", "python_exception", "file_missing")

@@ -13,6 +13,7 @@ from itertools import islice
 
 from ..neuron_codes import Code, find
 from . import literals
+from .endings import ends_well
 from .families import DIGITS, HARMLESS, TEXT_MAX, Families, Family
 from .forms import (
     GOES_ON,
@@ -60,6 +61,14 @@ _SOUNDS_BAD = re.compile(
     r"not allowed|disk ?pressure|reclaim|overflow|timeout|"
     r"bad (?:magic|interpreter|request)|closed by|disconnected)(?![a-z])"
 )
+_FAILS = re.compile(  # said as what ended something
+    r"(?i)\b(?:failed (?:to|with|on|at)|failed[:!.]|unable to|cannot|can.?t|could not|couldn.t|"
+    r"fatal|(?<!no )errors?:|is not (?:available|supported|allowed)|aborting|panic)(?![a-z])"
+    r"|: failed\b"
+)
+_OF_PEERS = re.compile(
+    r"(?i)\b(?:peers?|remote|another|others|closed unexpectedly|proxy service|service thread)\b"
+)
 _COUNTED = re.compile(r"(?i)\b(?:errors?|failed|failures?|aborted|killed)\W{0,3}[=: ]\W{0,3}0\b")
 ADVICE = re.compile(  # what frameworks add to an error of any kind
     r"Compile with .TORCH_|For debugging consider |(?:CUDA|HIP) kernel errors might|Search for ."
@@ -67,11 +76,13 @@ ADVICE = re.compile(  # what frameworks add to an error of any kind
 ESCAPED = "\\n  File \\\""
 ESCAPED_LAST = 1500  # bytes of such a line in which the exception stands
 NRT = "neuron_code"
+ABOUT = "about_"
 UNKNOWN = Family("unknown_error", UNPLACED, "unplaced", "unknown", "depends", ())
 CUT = UNKNOWN._replace(id="traceback_cut")
 WARNED = UNKNOWN._replace(id="warning")
 HANDLED = UNKNOWN._replace(id="handled_error")
 PYTHON = Family("python_error", ROOT, "user_code", "user", "no", (), weak=True)
+RETRIES = {"infra": "after_repair", "network": "once", "storage": "once", "policy": "requeue"}
 
 
 class Reader:
@@ -103,6 +114,7 @@ class Reader:
         roots = [one for one in found if one.role == ROOT]
         steps.look(roots, data, base, 0, len(data))
         found = [one for one in found if not steps.handled(one) and not self._well(one, data, base)]
+        found = [outlived(one, data, base) for one in found]
         found += self._values(data, base, line)
         if not any(one.role == ROOT for one in found):
             found += self._cut(data, base, line, known)
@@ -186,8 +198,19 @@ class Reader:
         if said.level == LOUD and (inner := named(text)):
             return self._of_class(inner)
         if said.level == LOUD or said.level == PLAIN and _SOUNDS_BAD.search(text):
-            return None if _COUNTED.search(text) else UNKNOWN
+            if _COUNTED.search(text):
+                return None
+            more = " ".join((text, *message(below)))
+            return self._about(more) if said.level == LOUD or _FAILS.search(text) else UNKNOWN
         return WARNED if said.level == WARN and _SOUNDS_BAD.search(text) else None
+
+    def _about(self, text: str) -> Family:
+        """By the things that an error names, when no rule knows it."""
+        culprit = "" if _OF_PEERS.search(text) else self.families.subjects.of(text)
+        if not culprit:
+            return UNKNOWN
+        return Family(ABOUT + culprit, ROOT, ABOUT + culprit, culprit,
+                      RETRIES.get(culprit, "no"), (), weak=True)
 
     def _of_class(self, name: str) -> Family:
         role = self.roles.get(name, "")
@@ -203,7 +226,8 @@ class Reader:
         return Match(
             row.id, row.role, row.category, row.culprit, row.retryable, rank,
             read.text.strip()[:1000], row.weak, generic, fields, read.stream, self.file,
-            time_s=read.time_s, mention=not (said.ends or row.ends), family=True)
+            time_s=read.time_s, mention=not (said.ends or row.ends), family=True,
+            faint=row.id.startswith(ABOUT))
 
     # ------------------------------------------------------------ several lines
 
@@ -252,6 +276,16 @@ class Reader:
         read = clean(line_at(data, start))
         match = self._match(row, read, Form(PLAIN, name, True, False))
         return [match._replace(offset=base + start, number=line + data.count(b"\n", 0, start))]
+
+
+def outlived(match: Match, data: bytes, base: int) -> Match:
+    """An error that was only mentioned in a log that ends well was handled."""
+    if match.role != ROOT or not match.mention or form(match.text).ends:
+        return match
+    if not ends_well(data, match.offset - base):
+        return match
+    return match._replace(signature=HANDLED.id, role=UNPLACED, category=HANDLED.category,
+                          culprit=HANDLED.culprit, retryable=HANDLED.retryable)
 
 
 def _hit(data: bytes, gates: tuple[bytes, ...]) -> Iterator[int]:

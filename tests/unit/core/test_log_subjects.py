@@ -1,0 +1,141 @@
+"""Whose an error is that no rule knows: by the things it names, and by how its log ends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from holdfast.agent.core.parse.logs import root as logroot
+from holdfast.agent.core.parse.logs.endings import ends_well
+from holdfast.agent.core.parse.logs.scan import Scanner
+from holdfast.agent.core.parse.logs.subjects import Subjects, words_of
+from holdfast.agent.logs import files
+
+CATALOGUE, FAMILIES = files.load_catalogue(), files.load_families()
+SUBJECTS = files.load_subjects()
+
+
+def diagnose(text: str) -> logroot.Diagnosis:
+    scanner = Scanner(CATALOGUE, families=FAMILIES)
+    scanner.feed(text.encode())
+    scanner.close()
+    return logroot.diagnose(scanner.matches, CATALOGUE.exit_codes)
+
+
+def culprit(text: str) -> str:
+    root = diagnose(text).root
+    return root.culprit if root else ""
+
+
+@pytest.mark.parametrize(
+    ("line", "whose"),
+    [
+        ("ERROR the gaudi board of this host did not come up (rc=7)", "infra"),
+        ("[ERROR] firmware of adapter 7 is in a state that it cannot leave", "infra"),
+        ("ERROR mlx5_7: too many retransmitted packets, queue 81 is closed", "network"),
+        ("FATAL dns answer for the leader has no record", "network"),
+        ("ERROR vdev sdz7 of the zpool took too long", "storage"),
+        ("ERROR the lustre client waits on ost 81 and was told to end", "storage"),
+        ("ERROR fairshare of the project is used up until the reservation begins", "policy"),
+        ("ERROR annotation 81 has a checksum of the next archive", "data"),
+        ("error: option is of an older package, see its arguments", "user"),
+    ],
+)
+def test_an_error_that_no_rule_knows_is_placed_by_the_things_it_names(
+    line: str, whose: str
+) -> None:
+    found = diagnose(line + "\n")
+    assert found.root is not None and found.root.faint
+    assert (found.root.signature, found.root.culprit) == (f"about_{whose}", whose)
+    assert logroot.as_json(found, ("a",))["root"]["known_by"] == "words"  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "INFO the gaudi board of this host came up after an error",  # no error's level
+        "W1120 10:00:00.1 7 a.cc:9] annotation 81 has a checksum of its own",
+        "the zpool and its vdev: 0 errors",  # sounds like one, and is none
+        "ERROR the flux is inverted",  # names nothing
+        "ERROR the dns name of the vdev",  # names two layers alike
+        "ERROR the lustre client waits on ost 81, trying again",  # says that it goes on
+        "ERROR tcp socket to a peer was closed",  # a peer's end is no cause
+    ],
+)
+def test_what_names_nobody_clearly_or_is_no_error_blames_nobody(line: str) -> None:
+    assert culprit(line + "\n") == ""
+
+
+def test_what_is_placed_by_words_yields_to_every_rule_and_to_a_lost_peer() -> None:
+    faint = "ERROR vdev sdz7 of the zpool took too long\n"
+    assert culprit(faint) == "storage"
+    assert culprit(faint + "OSError: [Errno 122] Disk quota exceeded\n") != ""
+    assert culprit(faint + "KeyError: 'lr'\n") == "user"
+    peer = "RuntimeError: [pair.cc:5] Connection closed by peer [10.0.0.7]:81\n"
+    assert culprit(faint + peer) == ""
+    assert culprit(faint + "srun: error: n7: task 3: Exited with exit code 1\n") == "storage"
+
+
+def test_words_are_cut_at_their_joints_and_paths_are_no_words() -> None:
+    assert words_of("mlx5_core: PodSecurity I/O") == ["mlx5", "core", "pod", "security", "io"]
+    assert words_of("cannot open /home/disk/network/a.py") == ["cannot", "open"]
+    assert words_of("/dev/nvme0n1 and/or x") == ["dev", "nvme0n1", "and", "or", "x"]
+
+
+def test_a_word_inside_a_longer_entry_is_not_counted_again() -> None:
+    subjects = Subjects({"disk": {"storage": 2}, "disk quota": {"policy": 2}})
+    assert [subjects.of("disk quota"), subjects.of("quota of a disk")] == ["policy", "storage"]
+    assert subjects.of("disk7") == "storage"
+
+
+def test_a_bad_table_of_words_is_refused_by_name(tmp_path: Path) -> None:
+    for text, said in (
+        ('[moon]\nsure = ["a"]\nfaint = []\n', "moon"),
+        ('[infra]\nsure = ["a"]\n', "infra"),
+        ('[infra]\nsure = ["a"]\nfaint = ["a"]\n', "'a' twice"),
+    ):
+        path = tmp_path / "subjects.toml"
+        path.write_text(text)
+        with pytest.raises(ValueError, match=said):
+            files.load_subjects(path)
+
+
+def test_the_table_has_small_words_that_a_line_can_hold() -> None:
+    assert set(SUBJECTS.points) == {" ".join(words_of(one)) for one in SUBJECTS.points}
+
+
+# ----------------------------------------------------------------------------- how a log ends
+
+
+ERROR = "ERROR data: cannot read shard 7: Input/output error\n"
+
+
+def test_what_was_only_mentioned_in_a_log_that_ends_well_was_handled() -> None:
+    assert culprit(ERROR) == "storage"
+    assert culprit(ERROR + "INFO data: shard 7 was read successfully\n") == ""
+    assert diagnose(ERROR + "INFO link is up again, all is running\n").hint.startswith("only err")
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        "INFO the run could not be completed\n", "INFO all ranks successfully terminated\n",
+        "INFO shutting down\n", "ERROR nothing was saved\n", "the run is not healthy\n",
+        "INFO saved\nsrun: error: n7: task 3: Exited with exit code 1\n",
+        "INFO next shard\n",
+    ],
+)
+def test_an_end_without_a_sign_of_work_takes_nothing_back(after: str) -> None:
+    assert culprit(ERROR + after) == "storage"
+
+
+def test_an_exception_is_not_taken_back_by_what_is_printed_after_it() -> None:
+    assert culprit("OSError: [Errno 5] Input/output error: '/a'\nINFO saved\n") == "storage"
+
+
+def test_only_lines_after_the_error_count_and_only_the_last_of_them() -> None:
+    text = b"INFO saved\nERROR a\n"
+    assert not ends_well(text, text.index(b"ERROR"))
+    assert ends_well(b"ERROR a\n" + b"x\n" * 5 + b"INFO saved\n", 0)
+    assert not ends_well(b"ERROR a\nINFO saved\n" + b"x\n" * 50, 0)
