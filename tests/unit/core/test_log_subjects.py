@@ -39,6 +39,9 @@ def culprit(text: str) -> str:
         ("ERROR the lustre client waits on ost 81 and was told to end", "storage"),
         ("ERROR fairshare of the project is used up until the reservation begins", "policy"),
         ("ERROR annotation 81 has a checksum of the next archive", "data"),
+        ("mmfs: [E] gpfs7 was unmounted, its disk lease ended", "storage"),
+        ("job 81 was put on hold by SYSTEM_PERIODIC_HOLD", "policy"),
+        ('Error: Error("invalid type: null", line: 33, column: 10)', "data"),
         ("error: option is of an older package, see its arguments", "user"),
     ],
 )
@@ -58,6 +61,9 @@ def test_an_error_that_no_rule_knows_is_placed_by_the_things_it_names(
         "W1120 10:00:00.1 7 a.cc:9] annotation 81 has a checksum of its own",
         "the zpool and its vdev: 0 errors",  # sounds like one, and is none
         "ERROR the flux is inverted",  # names nothing
+        "mmfs: [I] gpfs7 was unmounted, its disk lease ended",
+        "hold on, the job 81 of SYSTEM_PERIODIC_HOLD begins",
+        "auto-unmounted /dev/sdz7: the disk was idle, 0 errors",
         "ERROR the dns name of the vdev",  # names two layers alike
         "ERROR the lustre client waits on ost 81, trying again",  # says that it goes on
         "ERROR tcp socket to a peer was closed",  # a peer's end is no cause
@@ -139,3 +145,40 @@ def test_only_lines_after_the_error_count_and_only_the_last_of_them() -> None:
     assert not ends_well(text, text.index(b"ERROR"))
     assert ends_well(b"ERROR a\n" + b"x\n" * 5 + b"INFO saved\n", 0)
     assert not ends_well(b"ERROR a\nINFO saved\n" + b"x\n" * 50, 0)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "mkdir: cannot create directory 'out': File exists",
+        "/var/spool/slurmd/job7/slurm_script: line 9: /opt/conda/bin/activate: No such file",
+        "bash: line 3: module: command not found",
+        "cp: cannot stat '/a/last.pt': No such file or directory",
+        "fatal: not a git repository (or any of the parent directories): .git",
+    ],
+)
+def test_a_script_goes_on_below_a_complaint_of_a_small_tool(line: str) -> None:
+    assert culprit(line + "\nloading 8 shards\n") == ""
+    assert culprit(line + "\nKeyError: 'lr'\n") == "user"
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["bash: line 3: torchrun: command not found", "python: can't open file '/a.py': No such file"],
+)
+def test_what_a_script_is_about_is_no_small_tool(line: str) -> None:
+    assert culprit(line + "\nend of job\n") == "user"
+
+
+def test_a_step_shows_that_what_was_missed_of_the_jobs_own_was_not_needed() -> None:
+    missed = "ERROR option of an older package, see its arguments\n"
+    assert [culprit(missed), culprit(missed + "step 1 loss 2.0\n")] == ["user", ""]
+    raised = "KeyError: 'lr'\n"
+    assert culprit(raised + "step 1 loss 2.0\n") == "user"
+    link = "ERROR mlx5_7: too many retransmitted packets, queue 81 is closed\n"
+    assert culprit(link + "step 1 loss 2.0\n") == "network"
+
+
+def test_condas_word_about_a_shell_is_no_exception() -> None:
+    shell = "CommandNotFoundError: Your shell has not been properly configured to use 'a'.\n"
+    assert [culprit(shell), culprit("CommandNotFoundError: no such thing\n")] == ["", "user"]

@@ -21,13 +21,40 @@ _WELL = re.compile(
     r"done|is (?:up|alive)|link becomes ready|(?:re)?mounted|started|using network)\b"
 )
 _NOT_WELL = re.compile(
-    r"(?i)\b(?:not|never|un\w{2,20}able|without|n.t|no longer|0 of|0/|incomplete|before|until|"
+    r"(?i)\b(?:not|never|un\w{2,20}able|without|n.t|no longer|incomplete|before|until|"
     r"wait\w*|fail\w*|error\w*|exit\w*|terminat\w*|kill\w*|shut\w*|stop\w*|clos\w*|abort\w*|"
     r"clean\w*|teardown|tear\w*|destroy\w*|cancel\w*|interrupt\w*|drain\w*|evict\w*|delet\w*|"
     r"remov\w*|releas\w*|unschedul\w*|pending|back-?off|restart\w*|dump\w*|traceback|exception|"
     r"crash\w*|lost|timed out|timeout|refus\w*|den\w+|invalid|missing|cannot|could|unable|panic|"
     r"fatal)\b"
 )
+
+
+# Small tools of a job's script, which goes on below a line of theirs.
+_ASIDE = re.compile(
+    r"^(?:\S{1,200}: line \d+: )?(?:/\S{0,200}/)?(?:mkdir|rm|rmdir|cp|mv|ls|ln|cat|cd|chmod|chown|"
+    r"touch|tput|stty|kill|pkill|which|du|df|find|grep|sed|awk|head|tail|wc|module|ml|activate|"
+    r"deactivate|conda|source|ulimit|nvidia-smi|rocm-smi|hostname|date|git)\b\S{0,200}:"
+    r"|^\S{1,200}: line \d+: \S{0,200}/(?:activate|conda\.sh|\w{0,20}rc|profile)\b"
+    r"|^Lmod has detected|^fatal: not a git repository"
+)
+
+
+def outlived(text: str, data: bytes, start: int) -> bool:
+    """Whether a script went on below a complaint of one of its small tools."""
+    if _ASIDE.match(text) is None:
+        return False
+    below = data.find(b"\n", start)
+    lines = data[below + 1 : below + 1 + BYTES].split(b"\n") if below >= 0 else []
+    return any(_ordinary(line) for line in lines if line.strip())
+
+
+def _ordinary(line: bytes) -> bool:
+    text = bare(clean(line.decode("utf-8", "replace")).text)
+    said = form(text)
+    if TRACEBACK in text or said.level == LOUD or said.ends:
+        return True  # what came of it, or something else: in either case it says more
+    return _ASIDE.match(text) is None and _NOT_WELL.search(text) is None
 
 
 def ends_well(data: bytes, start: int) -> bool:

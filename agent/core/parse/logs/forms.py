@@ -25,6 +25,7 @@ _LETTER = re.compile(
     r"\[?(?P<a>[TDVIWECF])\d{3,4} \d\d:\d\d:|\[(?P<b>[IWEF]) [\w./-]{1,200}:\d+\]"
     r"|(?P<c>[DIWEF]) {1,2}\S{1,200}:\d+\]|(?P<d>[DIWECF]) \d{1,9} \d{1,9}\]"
     r"|\[NeMo (?P<e>[DIWE]) |(?:\[[^\]]{0,60}\] ){1,3}\[(?P<f>[DIWEF])\]"
+    r"|(?:[\w.-]{1,40}: )?\[(?P<g>[IWEF])\] "
 )
 # Of the communication libraries a WARN is the only word that they have for an error.
 _TRANSPORT = re.compile(
@@ -58,7 +59,9 @@ _EVENT = re.compile(r"\{[a-z][\w-]{1,40}(?: \S{1,60})?\} (?:Failed\w{0,30}|Evict
 # `E   ` of pytest, `> ` and `- ` of quotations, Ray's daemons, and the class of what a task raised.
 _QUOTED = re.compile(r"(?:[>|#*`-] ?|E {2,8}|\((?:raylet|gcs_server|autoscaler)\) ){1,12}")
 _WRAPPED = re.compile(r"(?:[A-Za-z_]\w*\.){0,8}\w{1,80}\((?P<inner>[A-Za-z_]\w{1,80})\): ")
-_PLAIN_WORD = re.compile(r"(?:Timeout|Exit|Warning|Killed|Expired|Interrupt|Error):")  # of any tool
+_PLAIN_WORD = re.compile(  # of any tool; conda's word about a shell
+    r"(?:Timeout|Exit|Warning|Killed|Expired|Interrupt|Error):|CommandNotFoundError: Your shell "
+)
 _PREFIXED = re.compile(
     r"(?P<before>\S.{0,80}?[\]|>:\d-])[ \t]{0,3}"
     r"(?P<rest>(?:[A-Za-z_]\w{0,60}\.){0,8}[A-Z]\w{0,60}(?:Error|Exception|Interrupt|Exit|Expired)"

@@ -12,8 +12,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 
 from ..neuron_codes import Code, find
-from . import literals
-from .endings import ends_well
+from . import endings, literals
 from .families import DIGITS, HARMLESS, TEXT_MAX, Families, Family
 from .forms import (
     GOES_ON,
@@ -58,12 +57,19 @@ _SOUNDS_BAD = re.compile(
     r"was lost|lost (?:connection|contact)|expired|incorrect|undefined|unsupported|unavailable|"
     r"missing (?:key|input|file|option|value)\w*|python[\d.]*: no module|no rule to|not authorized|"
     r"detected an attempt|not in struct|diverged|too (?:small|large|many)|err!|"
-    r"not allowed|disk ?pressure|reclaim|overflow|timeout|"
+    r"not allowed|disk ?pressure|reclaim|overflow|timeout|stuck|degraded|unmounted|on hold|held|"
+    r"suspend(?:ed|ing)|offline|limits? (?:was |has been |is )?reached|undefined reference|revoked|"
+    r"unresponsive|unrecoverable|"
     r"bad (?:magic|interpreter|request)|closed by|disconnected)(?![a-z])"
 )
 _FAILS = re.compile(  # said as what ended something
     r"(?i)\b(?:failed (?:to|with|on|at)|failed[:!.]|unable to|cannot|can.?t|could not|couldn.t|"
-    r"fatal|(?<!no )errors?:|is not (?:available|supported|allowed)|aborting|panic)(?![a-z])"
+    r"fatal|(?<!no )errors?:|is not (?:available|supported|allowed)|aborting|panic|stuck|degraded|"
+    r"(?<!auto)unmounted|(?:on|was) h(?:old|eld)|suspended|suspending|"
+    r"(?:went|is|was|goes) (?:offline|dead)|"
+    r"limits? (?:was |has been |is )?reached|undefined reference|unresponsive|revoked|"
+    r"unrecoverable|does(?:n.t| not) (?:respond|answer)|rejected|was lost|"
+    r"(?:is|was|has been) (?:evicted|denied|refused|corrupt(?:ed)?|killed|expired))(?![a-z])"
     r"|: failed\b"
 )
 _OF_PEERS = re.compile(
@@ -77,6 +83,7 @@ ESCAPED = "\\n  File \\\""
 ESCAPED_LAST = 1500  # bytes of such a line in which the exception stands
 NRT = "neuron_code"
 ABOUT = "about_"
+LIVED_BY = ("user", "data")  # a step shows that what a line missed of these was not needed
 UNKNOWN = Family("unknown_error", UNPLACED, "unplaced", "unknown", "depends", ())
 CUT = UNKNOWN._replace(id="traceback_cut")
 WARNED = UNKNOWN._replace(id="warning")
@@ -114,6 +121,8 @@ class Reader:
         roots = [one for one in found if one.role == ROOT]
         steps.look(roots, data, base, 0, len(data))
         found = [one for one in found if not steps.handled(one) and not self._well(one, data, base)]
+        found = [one for one in found if not (
+            one.mention and one.culprit in LIVED_BY and steps.after(one))]
         found = [outlived(one, data, base) for one in found]
         found += self._values(data, base, line)
         if not any(one.role == ROOT for one in found):
@@ -200,8 +209,7 @@ class Reader:
         if said.level == LOUD or said.level == PLAIN and _SOUNDS_BAD.search(text):
             if _COUNTED.search(text):
                 return None
-            more = " ".join((text, *message(below)))
-            return self._about(more) if said.level == LOUD or _FAILS.search(text) else UNKNOWN
+            return self._about(text) if said.level == LOUD or _FAILS.search(text) else UNKNOWN
         return WARNED if said.level == WARN and _SOUNDS_BAD.search(text) else None
 
     def _about(self, text: str) -> Family:
@@ -279,10 +287,13 @@ class Reader:
 
 
 def outlived(match: Match, data: bytes, base: int) -> Match:
-    """An error that was only mentioned in a log that ends well was handled."""
-    if match.role != ROOT or not match.mention or form(match.text).ends:
+    """An error that was only mentioned in a log that ends well was handled, and so was what a
+    script's small tool said before the script went on."""
+    if match.role != ROOT or form(match.text).ends:
         return match
-    if not ends_well(data, match.offset - base):
+    start = match.offset - base
+    aside = match.culprit == "user" and endings.outlived(bare(match.text), data, start)
+    if not aside and not (match.mention and endings.ends_well(data, start)):
         return match
     return match._replace(signature=HANDLED.id, role=UNPLACED, category=HANDLED.category,
                           culprit=HANDLED.culprit, retryable=HANDLED.retryable)
