@@ -182,3 +182,14 @@ def test_a_step_shows_that_what_was_missed_of_the_jobs_own_was_not_needed() -> N
 def test_condas_word_about_a_shell_is_no_exception() -> None:
     shell = "CommandNotFoundError: Your shell has not been properly configured to use 'a'.\n"
     assert [culprit(shell), culprit("CommandNotFoundError: no such thing\n")] == ["", "user"]
+
+
+def test_what_a_clean_up_meets_at_the_end_of_a_process_ends_nothing() -> None:
+    frames = 'Traceback (most recent call last):\n  File "/x/util.py", line 3, in {}\n    a()\n'
+    busy = "OSError: [Errno 16] Device or resource busy: '.nfs7'\n"
+    assert culprit(frames.format("_run_finalizers") + busy) == ""
+    assert culprit(frames.format("save") + busy) != ""
+
+
+def test_a_class_may_begin_with_an_underscore() -> None:
+    assert culprit("numpy.core._exceptions._ArrayMemoryError: Unable to allocate 9 GiB\n") == "user"

@@ -34,9 +34,9 @@ _NOT_WELL = re.compile(
 _ASIDE = re.compile(
     r"^(?:\S{1,200}: line \d+: )?(?:/\S{0,200}/)?(?:mkdir|rm|rmdir|cp|mv|ls|ln|cat|cd|chmod|chown|"
     r"touch|tput|stty|kill|pkill|which|du|df|find|grep|sed|awk|head|tail|wc|module|ml|activate|"
-    r"deactivate|conda|source|ulimit|nvidia-smi|rocm-smi|hostname|date|git)\b\S{0,200}:"
+    r"deactivate|conda|source|ulimit|nvidia-smi|rocm-smi|hostname|date|git|xauth)\b\S{0,200}:"
     r"|^\S{1,200}: line \d+: \S{0,200}/(?:activate|conda\.sh|\w{0,20}rc|profile)\b"
-    r"|^Lmod has detected|^fatal: not a git repository"
+    r"|^/etc/profile\S{0,80}: |^module load: |^Lmod has detected|^fatal: not a git repository"
 )
 
 

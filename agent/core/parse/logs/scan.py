@@ -31,6 +31,7 @@ from .signatures import (
     Signature,
 )
 from .tracebacks import (
+    AT_ITS_END,
     HANDED_ON,
     IGNORED,
     LET_GO,
@@ -272,6 +273,7 @@ class Scanner:
             if text[:1].isspace():
                 self._inside.add(begin)
                 framed = True
+                stream.ignored = stream.ignored or text.endswith(AT_ITS_END)
                 continue
             if name := exception(text, framed):
                 self._inside.add(begin)
