@@ -41,7 +41,9 @@ def culprit(text: str) -> str:
         ("ERROR annotation 81 has a checksum of the next archive", "data"),
         ("mmfs: [E] gpfs7 was unmounted, its disk lease ended", "storage"),
         ("job 81 was put on hold by SYSTEM_PERIODIC_HOLD", "policy"),
+        ("runtime disconnected: usage limits reached", "policy"),
         ('Error: Error("invalid type: null", line: 33, column: 10)', "data"),
+        ("error converting YAML to JSON: yaml: line 3: mapping values are out of place", "user"),
         ("error: option is of an older package, see its arguments", "user"),
     ],
 )

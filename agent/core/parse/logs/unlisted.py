@@ -70,7 +70,7 @@ _FAILS = re.compile(  # said as what ended something
     r"limits? (?:was |has been |is )?reached|undefined reference|unresponsive|revoked|"
     r"unrecoverable|does(?:n.t| not) (?:respond|answer)|rejected|was lost|"
     r"(?:is|was|has been) (?:evicted|denied|refused|corrupt(?:ed)?|killed|expired))(?![a-z])"
-    r"|: failed\b"
+    r"|: failed\b|^\W{0,3}error \w|evicted(?:[:;]| by\b)"
 )
 _OF_PEERS = re.compile(
     r"(?i)\b(?:peers?|remote|another|others|closed unexpectedly|proxy service|service thread)\b"
