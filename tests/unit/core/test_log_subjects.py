@@ -195,3 +195,16 @@ def test_what_a_clean_up_meets_at_the_end_of_a_process_ends_nothing() -> None:
 
 def test_a_class_may_begin_with_an_underscore() -> None:
     assert culprit("numpy.core._exceptions._ArrayMemoryError: Unable to allocate 9 GiB\n") == "user"
+
+
+def test_what_no_rule_knows_ends_a_log_only_near_its_end() -> None:
+    faint, more = "ERROR vdev sdz7 of the zpool took too long\n", "wrote a part\n"
+    assert [culprit(faint + more * n) for n in (9, 90)] == ["storage", ""]
+
+
+def test_the_kernels_word_on_a_program_that_does_not_train_is_told() -> None:
+    line = "[81.5] {}[81]: segfault at 0 ip 7 sp 7 error 4 in liba.so\n"
+    for name, role in (("python3", "root"), ("pt_main_thread", "root"), ("plasmashell", "")):
+        found = diagnose(line.format(name))
+        assert (found.root.role if found.root else "") == role, name
+        assert found.root or found.hint.startswith("an error that no rule knows")

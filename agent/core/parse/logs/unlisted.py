@@ -72,6 +72,12 @@ _FAILS = re.compile(  # said as what ended something
     r"(?:is|was|has been) (?:evicted|denied|refused|corrupt(?:ed)?|killed|expired))(?![a-z])"
     r"|: failed\b|^\W{0,3}error \w|evicted(?:[:;]| by\b)"
 )
+# The kernel's word on a program, where that is none that trains.
+_OTHERS_CRASH = re.compile(
+    r"^(?:\S{1,64} )?(?:kernel: )?(?:\[ *[\d.]{1,20}\] )?(?:traps: )?"
+    r"(?!\S{0,30}(?:py|pt_|train|torch|ray|mpi|cuda|nccl|a\.out))[\w.:/#-]{1,40}\[\d{1,9}\]:? "
+    r"(?:segfault at|trap |general protection)"
+)
 _OF_PEERS = re.compile(
     r"(?i)\b(?:peers?|remote|another|others|closed unexpectedly|proxy service|service thread)\b"
 )
@@ -83,6 +89,7 @@ ESCAPED = "\\n  File \\\""
 ESCAPED_LAST = 1500  # bytes of such a line in which the exception stands
 NRT = "neuron_code"
 ABOUT = "about_"
+FAINT_WITHIN = 60  # lines of a log's end in which an error that no rule knows may have ended it
 LIVED_BY = ("user", "data")  # a step shows that what a line missed of these was not needed
 UNKNOWN = Family("unknown_error", UNPLACED, "unplaced", "unknown", "depends", ())
 CUT = UNKNOWN._replace(id="traceback_cut")
@@ -176,6 +183,8 @@ class Reader:
             return None
         if row.role == ROOT and (said.supposed or row.loud and _quiet(read.text, said)):
             return None
+        if row.culprit == "unknown" and _OTHERS_CRASH.match(read.text):
+            row = UNKNOWN
         if row.role == ROOT and said.level == WARN and not (row.warned or row.noticed):
             row = WARNED
         elif row.role == ROOT and not row.retried and _handled(said, below):
@@ -288,11 +297,12 @@ class Reader:
 
 def outlived(match: Match, data: bytes, base: int) -> Match:
     """An error that was only mentioned in a log that ends well was handled, and so was what a
-    script's small tool said before the script went on."""
+    script's small tool said before the script went on, and what no rule knows far from the end."""
     if match.role != ROOT or form(match.text).ends:
         return match
     start = match.offset - base
     aside = match.culprit == "user" and endings.outlived(bare(match.text), data, start)
+    aside = aside or match.faint and data.count(b"\n", start) > FAINT_WITHIN
     if not aside and not (match.mention and endings.ends_well(data, start)):
         return match
     return match._replace(signature=HANDLED.id, role=UNPLACED, category=HANDLED.category,
