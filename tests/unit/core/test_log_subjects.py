@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.agent.core.detect.ranks import live_logs
 from holdfast.agent.core.parse.logs import root as logroot
 from holdfast.agent.core.parse.logs.endings import ends_well
 from holdfast.agent.core.parse.logs.scan import Scanner
@@ -44,6 +45,9 @@ def culprit(text: str) -> str:
         ("runtime disconnected: usage limits reached", "policy"),
         ('Error: Error("invalid type: null", line: 33, column: 10)', "data"),
         ("error converting YAML to JSON: yaml: line 3: mapping values are out of place", "user"),
+        ("train.cu:12:5: error: 'x' was not declared in this scope", "user"),
+        ("Makefile:9: *** missing separator.  Stop.", "user"),
+        ("Undefined function or variable 'a'.", "user"),
         ("error: option is of an older package, see its arguments", "user"),
     ],
 )
@@ -64,6 +68,7 @@ def test_an_error_that_no_rule_knows_is_placed_by_the_things_it_names(
         "the zpool and its vdev: 0 errors",  # sounds like one, and is none
         "ERROR the flux is inverted",  # names nothing
         "mmfs: [I] gpfs7 was unmounted, its disk lease ended",
+        "train.cu:12:5: warning: 'x' was declared and is an error later",
         "hold on, the job 81 of SYSTEM_PERIODIC_HOLD begins",
         "auto-unmounted /dev/sdz7: the disk was idle, 0 errors",
         "ERROR the dns name of the vdev",  # names two layers alike
@@ -208,3 +213,21 @@ def test_the_kernels_word_on_a_program_that_does_not_train_is_told() -> None:
         found = diagnose(line.format(name))
         assert (found.root.role if found.root else "") == role, name
         assert found.root or found.hint.startswith("an error that no rule knows")
+
+
+@pytest.mark.parametrize(
+    ("line", "said", "confidence"),
+    [
+        (live_logs.Line("about_storage", "storage", family=True), "the things that it names alone",
+         0.2),
+        (live_logs.Line("stale_handle", "storage", family=True), "its family alone", 0.4),
+        (live_logs.Line("cuda_ecc", "infra"), "", 0.8),
+    ],
+)
+def test_a_live_verdict_says_how_sure_it_is(
+    line: live_logs.Line, said: str, confidence: float
+) -> None:
+    verdict = live_logs.verdict_of(live_logs.Answer(root=line), "r", 1)
+    assert verdict is not None and not verdict.act
+    assert dict(verdict.evidence).get("known by", "") == said
+    assert verdict.confidence == confidence

@@ -15,6 +15,7 @@ from .lines import NO_RANK
 ROOT, CASCADE, CARRIER, TEARDOWN, SIGNAL = "root", "cascade", "carrier", "teardown", "signal"
 ROLES = (ROOT, CASCADE, CARRIER, TEARDOWN, SIGNAL)
 UNPLACED = "unplaced"  # an error that no rule knows: told, never blamed; no signature has it
+ABOUT = "about_"  # begins the name of what is placed by the things that it names
 CULPRITS = ("infra", "network", "user", "data", "storage", "policy", "unknown", "none")
 RETRYABLE = ("yes", "no", "once", "elsewhere", "after_repair", "back_off", "requeue", "depends")
 

@@ -30,7 +30,7 @@ from .forms import (
 )
 from .lines import NO_RANK, Clean, clean, line_at
 from .progress import Steps
-from .signatures import CASCADE, ROOT, UNPLACED, Catalogue, Match
+from .signatures import ABOUT, CASCADE, ROOT, UNPLACED, Catalogue, Match
 from .tracebacks import TRACEBACK, exception, frame_above
 
 TAIL_BYTES = 1 << 20  # of a log that are read
@@ -58,8 +58,8 @@ _SOUNDS_BAD = re.compile(
     r"missing (?:key|input|file|option|value)\w*|python[\d.]*: no module|no rule to|not authorized|"
     r"detected an attempt|not in struct|diverged|too (?:small|large|many)|err!|"
     r"not allowed|disk ?pressure|reclaim|overflow|timeout|stuck|degraded|unmounted|on hold|held|"
-    r"suspend(?:ed|ing)|offline|limits? (?:was |has been |is )?reached|undefined reference|revoked|"
-    r"unresponsive|unrecoverable|"
+    r"suspend(?:ed|ing)|offline|missing separator|limits? (?:was |has been |is )?reached|"
+    r"undefined reference|revoked|unresponsive|unrecoverable|"
     r"bad (?:magic|interpreter|request)|closed by|disconnected)(?![a-z])"
 )
 _FAILS = re.compile(  # said as what ended something
@@ -67,10 +67,16 @@ _FAILS = re.compile(  # said as what ended something
     r"fatal|(?<!no )errors?:|is not (?:available|supported|allowed)|aborting|panic|stuck|degraded|"
     r"(?<!auto)unmounted|(?:on|was) h(?:old|eld)|suspended|suspending|"
     r"(?:went|is|was|goes) (?:offline|dead)|"
-    r"limits? (?:was |has been |is )?reached|undefined reference|unresponsive|revoked|"
+    r"limits? (?:was |has been |is )?reached|unresponsive|revoked|"
+    r"undefined (?:reference|function|variable|symbol)|missing separator|"
     r"unrecoverable|does(?:n.t| not) (?:respond|answer)|rejected|was lost|"
     r"(?:is|was|has been) (?:evicted|denied|refused|corrupt(?:ed)?|killed|expired))(?![a-z])"
     r"|: failed\b|^\W{0,3}error \w|evicted(?:[:;]| by\b)"
+)
+# A compiler's word: the place in a source, then how bad it is.
+_IN_SOURCE = re.compile(
+    r"^\S{1,200}\.(?:c|cc|cpp|cxx|cu|cuh|h|hpp|f|f90|F90|rs|go|java|ts|js|pyx|tex)"
+    r"(?::\d+(?::\d+)?:|\(\d+\):) (?:fatal )?error\b|^(?:GNU)?[Mm]akefile\S{0,20}:\d+: \*\*\*"
 )
 # The kernel's word on a program, where that is none that trains.
 _OTHERS_CRASH = re.compile(
@@ -88,7 +94,6 @@ ADVICE = re.compile(  # what frameworks add to an error of any kind
 ESCAPED = "\\n  File \\\""
 ESCAPED_LAST = 1500  # bytes of such a line in which the exception stands
 NRT = "neuron_code"
-ABOUT = "about_"
 FAINT_WITHIN = 60  # lines of a log's end in which an error that no rule knows may have ended it
 LIVED_BY = ("user", "data")  # a step shows that what a line missed of these was not needed
 UNKNOWN = Family("unknown_error", UNPLACED, "unplaced", "unknown", "depends", ())
@@ -224,6 +229,7 @@ class Reader:
     def _about(self, text: str) -> Family:
         """By the things that an error names, when no rule knows it."""
         culprit = "" if _OF_PEERS.search(text) else self.families.subjects.of(text)
+        culprit = "user" if _IN_SOURCE.match(text) else culprit
         if not culprit:
             return UNKNOWN
         return Family(ABOUT + culprit, ROOT, ABOUT + culprit, culprit,
