@@ -231,3 +231,10 @@ def test_a_live_verdict_says_how_sure_it_is(
     assert verdict is not None and not verdict.act
     assert dict(verdict.evidence).get("known by", "") == said
     assert verdict.confidence == confidence
+
+
+def test_a_job_that_its_own_user_removed_was_nobody_elses() -> None:
+    removed = "009 (41.0.0) Job was aborted.\n\tvia condor_rm (by user {})\n"
+    assert [culprit(removed.format(who)) for who in ("u7", "root")] == ["user", "policy"]
+    assert culprit("forrtl: error (200): program aborting due to control-C event\n") == "user"
+    assert culprit("INFO due to a control-C event handler the program asks again\n") == ""
