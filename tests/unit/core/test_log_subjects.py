@@ -238,3 +238,31 @@ def test_a_job_that_its_own_user_removed_was_nobody_elses() -> None:
     assert [culprit(removed.format(who)) for who in ("u7", "root")] == ["user", "policy"]
     assert culprit("forrtl: error (200): program aborting due to control-C event\n") == "user"
     assert culprit("INFO due to a control-C event handler the program asks again\n") == ""
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Can't locate A/B.pm in @INC (you may need to install the A::B module)",
+        "Died at a.pl line 9.", "run.sh: line 3: ./a.out: No such file or directory",
+        'Error in .Call("x") : object \'y\' not found', "Execution halted",
+        "Error: Unable to access jarfile a.jar", "Error using load", "MethodError in rule all:",
+        "terminate called after throwing an instance of 'std::out_of_range'",
+        "lua: a.lua:12: attempt to index a nil value (local 'x')",
+    ],
+)
+def test_the_last_words_of_languages_are_the_jobs(line: str) -> None:
+    assert culprit(line + "\n") == "user"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Error in cpuinfo: prctl(PR_SVE_GET_VL) failed", "Error in atexit._run_exitfuncs:",
+        "terminate called after throwing an instance of 'std::system_error'",
+        "forrtl: severe (174): SIGSEGV, segmentation fault occurred",
+        "INFO the run died at night: a.pl line 9 was slow",
+    ],
+)
+def test_words_near_to_those_are_not(line: str) -> None:
+    assert culprit(line + "\n") in ("", "unknown")
