@@ -157,9 +157,8 @@ def test_only_lines_after_the_error_count_and_only_the_last_of_them() -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "mkdir: cannot create directory 'out': File exists",
-        "/var/spool/slurmd/job7/slurm_script: line 9: /opt/conda/bin/activate: No such file",
-        "bash: line 3: module: command not found",
+        "mv: cannot stat 'out': No such file or directory",
+        "/var/spool/slurmd/job7/slurm_script: line 9: conda: command not found",
         "cp: cannot stat '/a/last.pt': No such file or directory",
         "fatal: not a git repository (or any of the parent directories): .git",
     ],
@@ -167,6 +166,20 @@ def test_only_lines_after_the_error_count_and_only_the_last_of_them() -> None:
 def test_a_script_goes_on_below_a_complaint_of_a_small_tool(line: str) -> None:
     assert culprit(line + "\nloading 8 shards\n") == ""
     assert culprit(line + "\nKeyError: 'lr'\n") == "user"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "mkdir: cannot create directory 'out': File exists", "rm: cannot remove 'a': No such file",
+        "/var/spool/slurmd/job7/slurm_script: line 9: /opt/conda/bin/activate: No such file",
+        "bash: line 3: module: command not found",
+    ],
+)
+def test_what_ends_no_script_is_never_blamed(line: str) -> None:
+    assert culprit(line + "\n") == ""
+    assert culprit("mkdir: cannot create directory '/a': Permission denied\n") == "user"
+    assert culprit("rm: cannot remove '/x/.nfs0000': Device or resource busy\n") == "storage"
 
 
 @pytest.mark.parametrize(
