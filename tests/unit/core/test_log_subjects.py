@@ -279,3 +279,17 @@ def test_the_last_words_of_languages_are_the_jobs(line: str) -> None:
 )
 def test_words_near_to_those_are_not(line: str) -> None:
     assert culprit(line + "\n") in ("", "unknown")
+
+
+def test_a_cancellation_gives_no_reason_and_want_of_memory_beside_it_does() -> None:
+    cancelled = "slurmstepd: error: *** JOB 7 ON n7 CANCELLED AT 2026-11-20T10:00:00{} ***\n"
+    oom = "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=7.batch.\n"
+    assert culprit(cancelled.format("") + oom) == culprit(oom + cancelled.format("")) == "user"
+    assert culprit(cancelled.format("")) == "policy"
+    assert culprit(cancelled.format(" DUE TO TIME LIMIT") + oom) == "policy"
+
+
+def test_a_loaders_worker_that_crashed_is_not_for_want_of_memory() -> None:
+    line = "RuntimeError: DataLoader worker (pid 7) is killed by signal: {}.\n"
+    said = [culprit(line.format(one)) for one in ("Killed", "Bus error", "Segmentation fault")]
+    assert said == ["user", "user", "unknown"]

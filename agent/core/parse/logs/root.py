@@ -14,6 +14,7 @@ from .signatures import CARRIER, CASCADE, PYTHON, ROOT, SIGNAL, TEARDOWN, UNPLAC
 
 WEAK_YIELDS_S = 5.0  # a firm root this long after a weak one was only printed later
 SAID_BEFORE_LINES = 30
+REASONLESS = ("slurm_cancelled",)  # want of memory, which Slurm counts at the end, is its reason
 ENDS_ALONE = ("process_exit",)  # consequences of any end, a peer's or its own
 BLAMES = {"infra": "node", "network": "link"}  # the rest is not this cluster's hardware
 ASKED = ("-15", "143", "signal 15", "Terminated")  # SIGTERM, as the ranks get it that did not fail
@@ -120,6 +121,10 @@ def _earliest(roots: list[Match]) -> Match | None:
     if first.weak and firm is not None:
         apart_s = _apart_s(first, firm)
         return firm if apart_s is None or apart_s <= WEAK_YIELDS_S else first
+    if first.signature in REASONLESS:
+        near = (m for m in roots if m.category.startswith("oom") and not m.mention
+                and (_apart_s(first, m) or 0.0) <= WEAK_YIELDS_S)
+        return next(near, first)
     if first.generic:  # where the order is not known, the line that says more is taken
         certain = (m for m in roots if not m.weak and not m.generic and _apart_s(first, m) is None)
         return next(certain, first)
