@@ -142,7 +142,7 @@ def load_subjects(path: Path = SUBJECTS) -> Subjects:
         if culprit not in CULPRITS or lists.keys() != {"sure", "faint"}:
             raise ValueError(f"{path}: [{culprit}] is no culprit with `sure` and `faint`")
         for worth, words in ((SURE, lists["sure"]), (FAINT, lists["faint"])):
-            for word in words:
+            for word in (" ".join(one.split()) for one in words.split(",")):
                 if culprit in points.setdefault(word, {}):
                     raise ValueError(f"{path}: [{culprit}] has {word!r} twice")
                 points[word][culprit] = worth

@@ -85,7 +85,8 @@ _OTHERS_CRASH = re.compile(
     r"(?:segfault at|trap |general protection)"
 )
 _OF_PEERS = re.compile(
-    r"(?i)\b(?:peers?|remote|another|others|closed unexpectedly|proxy service|service thread)\b"
+    r"(?i)\b(?:peers?|remote|another|others|coordinator|closed unexpectedly|proxy service|"
+    r"service thread)\b"
 )
 _COUNTED = re.compile(r"(?i)\b(?:errors?|failed|failures?|aborted|killed)\W{0,3}[=: ]\W{0,3}0\b")
 ADVICE = re.compile(  # what frameworks add to an error of any kind
