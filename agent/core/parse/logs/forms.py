@@ -36,7 +36,7 @@ _LEVEL = re.compile(  # the kernel says INFO of what hangs: no level
     r"(?:^|[\s\[|:(<>-])"
     r"(?:(?P<info>TRACE|DEBUG|INFO(?!: (?:task \S{1,60} blocked|rcu_))|NOTICE|NOTE)"
     r"|(?P<warn>WARN|WARNING)"
-    r"|(?P<loud>ERROR|ERR|CRITICAL|FATAL|\*ERROR\*))(?=[\s\]|:)>,-]|$)"
+    r"|(?P<loud>ERROR|ERR|CRITICAL|FATAL|\*ERROR\*|LNetError|LustreError))(?=[\s\]|:)>,-]|$)"
 )
 _SMALL = re.compile(
     r"\b(?:level|severity)\"?[=:] ?\"?(?P<a>\w{1,10})|<(?P<b>trace|debug|info|warn|error|fatal)>"
@@ -59,8 +59,9 @@ _EVENT = re.compile(r"\{[a-z][\w-]{1,40}(?: \S{1,60})?\} (?:Failed\w{0,30}|Evict
 # `E   ` of pytest, `> ` and `- ` of quotations, Ray's daemons, and the class of what a task raised.
 _QUOTED = re.compile(r"(?:[>|#*`-] ?|E {2,8}|\((?:raylet|gcs_server|autoscaler)\) ){1,12}")
 _WRAPPED = re.compile(r"(?:[A-Za-z_]\w*\.){0,8}\w{1,80}\((?P<inner>[A-Za-z_]\w{1,80})\): ")
-_PLAIN_WORD = re.compile(  # of any tool; conda's word about a shell
-    r"(?:Timeout|Exit|Warning|Killed|Expired|Interrupt|Error):|CommandNotFoundError: Your shell "
+_PLAIN_WORD = re.compile(  # of any tool; Lustre's levels; conda's word about a shell
+    r"(?:Timeout|Exit|Warning|Killed|Expired|Interrupt|Error|LNetError|LustreError):"
+    r"|CommandNotFoundError: Your shell "
 )
 _PREFIXED = re.compile(
     r"(?P<before>\S.{0,80}?[\]|>:\d-])[ \t]{0,3}"
@@ -68,7 +69,9 @@ _PREFIXED = re.compile(
     r"(?::(?: .{0,20}|$)|$))"
 )
 _PREFIXED_ENDINGS = ("Error", "Exception", "Interrupt", "Exit", "Expired")
-_NAMED = re.compile(r"\b(?P<name>[A-Z]\w{1,60}(?:Error|Exception))(?:: |\()")
+_NAMED = re.compile(
+    r"\b(?!LNetError|LustreError)(?P<name>[A-Z]\w{1,60}(?:Error|Exception))(?:: |\()"
+)
 _RAISE = re.compile(
     r"^(?:.{0,120}[\]|>:] )?(?:-+> )?(?:\d+ |\[\d+\]\(\S{1,400}\) )? *"
     r"(?:raise (?P<name>(?:\w{1,80}\.){0,6}\w{1,80})|(?P<assert>assert) )"
@@ -82,6 +85,7 @@ GOES_ON = re.compile(
     r"(?<!\b0 )retries left(?!\W{0,3}0)|"
     r"fall(?:s)? ?back|fallback|ignor(?:ed|ing)|skipp(?:ed|ing)(?!:| iterations)|"
     r"recovered|continuing|"
+    r"(?:will|would|may|might|could|can) fail (?:if|when|once|unless)|"
     r"using .{1,40} instead|using (?:the |a )?(?:default|slow|cpu)|not a failure|"
     r"not indicate an error|can (?:be )?(?:safely )?ignored?|defaulting to|starting from scratch|"
     r"will be (?:disabled|ignored|skipped|retried)|reconnect(?:ed|ing)|\d+ dropped|"
@@ -211,6 +215,8 @@ def raised_name(text: str) -> str:
     found = _PREFIXED.match(text)
     if found is None or sum(word.isalpha() for word in found["before"].split()) > 1:
         return ""  # prose
+    if _PLAIN_WORD.match(found["rest"]):
+        return ""
     return exception(found["rest"], False)
 
 
