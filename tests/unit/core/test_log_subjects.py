@@ -137,7 +137,7 @@ def test_what_was_only_mentioned_in_a_log_that_ends_well_was_handled() -> None:
         "INFO the run could not be completed\n", "INFO all ranks successfully terminated\n",
         "INFO shutting down\n", "ERROR nothing was saved\n", "the run is not healthy\n",
         "INFO saved\nsrun: error: n7: task 3: Exited with exit code 1\n",
-        "INFO next shard\n",
+        "INFO next shard\n", "Job finished at 10:00\n", "Done.\n", "=== completed on n7 ===\n",
     ],
 )
 def test_an_end_without_a_sign_of_work_takes_nothing_back(after: str) -> None:

@@ -15,10 +15,11 @@ from .tracebacks import TRACEBACK
 
 LINES = 12  # of a log's end
 BYTES = 16 << 10
+# Not `finished`, `done` or `completed`: a script says so of any end.
 _WELL = re.compile(
-    r"(?i)\b(?:successful(?:ly)?|succe(?:eded|ss)|completed?|recovered|restored|reconnected|"
-    r"re-?established|resumed|back (?:up|online|to normal)|healthy|ready|saved|finished|running|"
-    r"done|is (?:up|alive)|link becomes ready|(?:re)?mounted|started|using network)\b"
+    r"(?i)\b(?:successful(?:ly)?|succe(?:eded|ss)|recovered|restored|reconnected|re-?established|"
+    r"resumed|back (?:up|online|to normal)|healthy|saved|(?:up and|all) running|is (?:up|alive)|"
+    r"link becomes ready|(?:re)?mounted|using network)\b"
 )
 _NOT_WELL = re.compile(
     r"(?i)\b(?:not|never|un\w{2,20}able|without|n.t|no longer|incomplete|before|until|"
