@@ -32,10 +32,10 @@ _TRANSPORT = re.compile(
     r"\b(?:NCCL|RCCL|FLAGCX|MCCL) (?P<a>INFO|WARN|ERROR|TRACE|ABORT)\b"
     r"|^\S{1,120}:\d+:\d+ \[\d+\] (?:\S{1,200} )?(?P<b>INFO|WARN|ERROR|TRACE) "
 )
-_LEVEL = re.compile(  # the kernel says INFO of what hangs: no level
+_LEVEL = re.compile(  # the kernel says INFO of what hangs, ZFS WARNING of what stops: no level
     r"(?:^|[\s\[|:(<>-])"
     r"(?:(?P<info>TRACE|DEBUG|INFO(?!: (?:task \S{1,60} blocked|rcu_))|NOTICE|NOTE)"
-    r"|(?P<warn>WARN|WARNING)"
+    r"|(?P<warn>WARN|WARNING(?!: (?:Pool|MMP) ))"
     r"|(?P<loud>ERROR|ERR|CRITICAL|FATAL|\*ERROR\*|LNetError|LustreError))(?=[\s\]|:)>,-]|$)"
 )
 _SMALL = re.compile(
