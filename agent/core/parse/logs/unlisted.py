@@ -60,11 +60,12 @@ _SOUNDS_BAD = re.compile(
     r"not allowed|disk ?pressure|reclaim|overflow|timeout|stuck|degraded|unmounted|on hold|held|"
     r"suspend(?:ed|ing)|offline|missing separator|limits? (?:was |has been |is )?reached|"
     r"undefined reference|revoked|unresponsive|unrecoverable|"
-    r"bad (?:magic|interpreter|request)|closed by|disconnected)(?![a-z])"
+    r"bad (?:magic|interpreter|request)|closed by|disconnected)(?![a-z])|^\w{2,60}NotFound: "
 )
 _FAILS = re.compile(  # said as what ended something
-    r"(?i)\b(?:failed (?:to|with|on|at)|failed[:!.]|unable to|cannot|can.?t|could not|couldn.t|"
-    r"fatal|(?<!no )errors?:|is not (?:available|supported|allowed)|aborting|panic|stuck|degraded|"
+    r"(?i)\b(?:failed (?:to|with|on|at)|failed[:!.,;]|failed$|exceeded|unable to|cannot|can.?t|"
+    r"could not|couldn.t|fatal|(?<!no )errors?:|is not (?:available|supported|allowed)|"
+    r"abort(?:ing|ed:)|panic|stuck|degraded|"
     r"(?<!auto)unmounted|(?:on|was) h(?:old|eld)|suspended|suspending|"
     r"(?:went|is|was|goes) (?:offline|dead)|"
     r"limits? (?:was |has been |is )?reached|unresponsive|revoked|"
