@@ -1,11 +1,12 @@
-"""Excerpts of public threads, labelled before any rule was looked at: how many come right.
+"""Excerpts of public threads and logs, labelled before any rule was looked at: how many come right.
 
 Owns the scoring.  The texts belong to those who wrote them and are not in this repository; an index
 of those that were scored, without text, is bench/outside_index.jsonl.  Its `half`: rules were
 written against seen, opened, dev, third_dev and fourth_dev, and against fourth_opened after it had
 been scored once; sealed and third_sealed stayed closed; measured was opened after its score.  The
 fourth set is split by its threads' hashes: opened where the SHA-256 of the source is odd.  Against
-fifth no rule was written; one was taken back for what it did there.  A case is a line of JSON: id,
+fifth no rule was written; one was taken back for what it did there.  Rules were written against
+sixth_dev; sixth stayed closed and was scored once.  A case is a line of JSON: id,
 source, project, text, culprit, role (root, cascade, harmless), retryable, family.
 """
 

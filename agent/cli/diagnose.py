@@ -40,6 +40,7 @@ LOG_NAME = re.compile(r"(?P<base>.*\.(?:log|out|err|txt))(?:\.(?P<turn>\d{1,6}))
 PROBLEMS_MAX = 16
 SHOWN_MAX = 12  # kinds of lines
 FAMILY_ALONE = "family alone: no signature knows this line, so check it before you act on it"
+WORDS_ALONE = "the things it names alone: no rule knows this line, so take the culprit for a guess"
 ABOUT = {
     "node": "the node: its kernel log and accelerators should say the same",
     "link": "the network between ranks: see the peer or port in the line",
@@ -148,7 +149,8 @@ def _root(found: logroot.Diagnosis, names: Sequence[str]) -> list[Line]:
         *field("look at", LOOK_AT.get(root.culprit) or ABOUT[found.blames]),
         *field("retry", logroot.RETRY_WORDS[root.retryable]), *field("rank", rank),
         *field("where", f"{'standard input' if name == '-' else name}, line {root.number}"),
-        *field("line", root.text[:400]), *(field("known by", FAMILY_ALONE) if root.family else ()),
+        *field("line", root.text[:400]),
+        *(field("known by", WORDS_ALONE if root.faint else FAMILY_ALONE) if root.family else ()),
     ]
 
 

@@ -38,10 +38,12 @@ from ..core.parse.logs.signatures import (
     Match,
     Signature,
 )
+from ..core.parse.logs.subjects import FAINT, SURE, Subjects
 from ..system.regular import NotRegular, open_regular
 
 SHIPPED = Path(__file__).parent.parent / "catalog/log_signatures.toml"
 FAMILIES = SHIPPED.with_name("log_families.toml")
+SUBJECTS = SHIPPED.with_name("log_subjects.toml")
 LISTS = ("words", "names", "classes", "frames", "raises")  # of a family's keys
 PIECE_BYTES = 1 << 20
 FILE_MAX_BYTES = 64 << 30  # of an unpacked file; the rest is left unread, and the report says so
@@ -127,7 +129,24 @@ def load_families(path: Path = FAMILIES) -> Families:
         tuple(_family(path, row) for row in tables["family"]),
         tuple(gate.encode() for gate in tables["gates"]),
         tables.get("finished", ""),
+        load_subjects(),
     )
+
+
+def load_subjects(path: Path = SUBJECTS) -> Subjects:
+    """Raises ValueError for a culprit that there is not, or a word that stands twice in one."""
+    with path.open("rb") as file:
+        tables = tomllib.loads(file.read(CATALOGUE_MAX_BYTES).decode())
+    points: dict[str, dict[str, int]] = {}
+    for culprit, lists in tables.items():
+        if culprit not in CULPRITS or lists.keys() != {"sure", "faint"}:
+            raise ValueError(f"{path}: [{culprit}] is no culprit with `sure` and `faint`")
+        for worth, words in ((SURE, lists["sure"]), (FAINT, lists["faint"])):
+            for word in (" ".join(one.split()) for one in words.split(",")):
+                if culprit in points.setdefault(word, {}):
+                    raise ValueError(f"{path}: [{culprit}] has {word!r} twice")
+                points[word][culprit] = worth
+    return Subjects(points)
 
 
 def _family(path: Path, row: dict[str, Any]) -> Family:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from ...model import WARN, Verdict, run_subject
+from ...parse.logs.signatures import ABOUT
 
 DETECTOR = "logs"
 FAULT = "log_root_cause"
@@ -18,6 +19,7 @@ WORD_MAX = 64  # of a name: the child's word is input from outside
 OTHERS_MAX = 6
 FIRM, WEAK = 0.8, 0.5  # a weak root is one that a dying peer can cause as well
 FAMILY = 0.4  # known by vocabulary or class alone, by no signature
+FAINT = 0.2  # by no rule: placed by the things that it names
 LOOK_AT = {
     "node": "the node: its kernel log and accelerators should say the same",
     "link": "the network between ranks: see the peer or port in the line",
@@ -112,6 +114,18 @@ def rows(answer: Answer) -> tuple[tuple[str, str], ...]:
     return tuple(found)
 
 
+def _known_by(root: Line) -> str:
+    if root.signature.startswith(ABOUT):
+        return "the things that it names alone"
+    return "its family alone" if root.family else ""
+
+
+def _confidence(root: Line) -> float:
+    if root.family:
+        return FAINT if root.signature.startswith(ABOUT) else FAMILY
+    return WEAK if root.weak else FIRM
+
+
 def verdict_of(answer: Answer, run: str, generation: int) -> Verdict | None:
     """About the run's logs, not about a node or a rank: those have verdicts of their own."""
     root = answer.root
@@ -121,12 +135,12 @@ def verdict_of(answer: Answer, run: str, generation: int) -> Verdict | None:
     evidence = (
         ("culprit", _word(root.culprit)), ("look at", LOOK_AT.get(answer.blames, "")),
         ("retry", _word(root.retryable)), ("where", f"{plain(root.path)}, byte {root.offset}"),
-        ("known by", "its family alone" if root.family else ""),
+        ("known by", _known_by(root)),
         ("meaning", plain(answer.note)), ("also there", also),
     )
     return Verdict(
         fault=FAULT, subject=run_subject(run, "logs"), severity=WARN,
-        confidence=FAMILY if root.family else WEAK if root.weak else FIRM,
+        confidence=_confidence(root),
         reason=f"root: {root_text(root)}", evidence=tuple(row for row in evidence if row[1]),
         act=False, detector=DETECTOR, run=run, generation=generation,
     )

@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from .subjects import NONE, Subjects
+
 HARMLESS = "harmless"  # a role of families alone: such a line is no error, whatever its words
 TEXT_MAX = 1000  # characters of a line, and of what its message goes on with
 DIGITS = b"0123456789"  # lines are searched without them
@@ -50,9 +52,10 @@ class Families:
     """The rows in order; compiles a pattern when its words are met for the first time."""
 
     def __init__(
-        self, rows: tuple[Family, ...], gates: tuple[bytes, ...], finished: str = ""
+        self, rows: tuple[Family, ...], gates: tuple[bytes, ...], finished: str = "",
+        subjects: Subjects = NONE,
     ) -> None:
-        self.rows = rows
+        self.rows, self.subjects = rows, subjects
         self.finished = finished  # a later line that says that all went well
         self.gates = gates + tuple(_ungated(rows, gates))
         self.notices = tuple(word for row in rows if row.noticed for word in row.words)
@@ -137,6 +140,7 @@ def _ungated(rows: tuple[Family, ...], gates: tuple[bytes, ...]) -> Iterator[byt
     words = {word.encode().translate(None, DIGITS)
              for row in rows if not row.lasting for word in row.words}
     words |= {name.lower().encode().translate(None, DIGITS) for row in rows for name in row.names}
+    known = re.compile(b"|".join(map(re.escape, gates)) or b"(?!)")  # five times as fast as `in`
     for word in sorted(words):
-        if len(word) >= GATE_LEAST and not any(gate in word for gate in gates):
+        if len(word) >= GATE_LEAST and known.search(word) is None:
             yield word

@@ -25,17 +25,18 @@ _LETTER = re.compile(
     r"\[?(?P<a>[TDVIWECF])\d{3,4} \d\d:\d\d:|\[(?P<b>[IWEF]) [\w./-]{1,200}:\d+\]"
     r"|(?P<c>[DIWEF]) {1,2}\S{1,200}:\d+\]|(?P<d>[DIWECF]) \d{1,9} \d{1,9}\]"
     r"|\[NeMo (?P<e>[DIWE]) |(?:\[[^\]]{0,60}\] ){1,3}\[(?P<f>[DIWEF])\]"
+    r"|(?:[\w.-]{1,40}: )?\[(?P<g>[IWEF])\] "
 )
 # Of the communication libraries a WARN is the only word that they have for an error.
 _TRANSPORT = re.compile(
     r"\b(?:NCCL|RCCL|FLAGCX|MCCL) (?P<a>INFO|WARN|ERROR|TRACE|ABORT)\b"
     r"|^\S{1,120}:\d+:\d+ \[\d+\] (?:\S{1,200} )?(?P<b>INFO|WARN|ERROR|TRACE) "
 )
-_LEVEL = re.compile(  # the kernel says INFO of what hangs: no level
+_LEVEL = re.compile(  # the kernel says INFO of what hangs, ZFS WARNING of what stops: no level
     r"(?:^|[\s\[|:(<>-])"
     r"(?:(?P<info>TRACE|DEBUG|INFO(?!: (?:task \S{1,60} blocked|rcu_))|NOTICE|NOTE)"
-    r"|(?P<warn>WARN|WARNING)"
-    r"|(?P<loud>ERROR|ERR|CRITICAL|FATAL|\*ERROR\*))(?=[\s\]|:)>,-]|$)"
+    r"|(?P<warn>WARN|WARNING(?!: (?:Pool|MMP) ))"
+    r"|(?P<loud>ERROR|ERR|CRITICAL|FATAL|\*ERROR\*|LNetError|LustreError))(?=[\s\]|:)>,-]|$)"
 )
 _SMALL = re.compile(
     r"\b(?:level|severity)\"?[=:] ?\"?(?P<a>\w{1,10})|<(?P<b>trace|debug|info|warn|error|fatal)>"
@@ -58,14 +59,19 @@ _EVENT = re.compile(r"\{[a-z][\w-]{1,40}(?: \S{1,60})?\} (?:Failed\w{0,30}|Evict
 # `E   ` of pytest, `> ` and `- ` of quotations, Ray's daemons, and the class of what a task raised.
 _QUOTED = re.compile(r"(?:[>|#*`-] ?|E {2,8}|\((?:raylet|gcs_server|autoscaler)\) ){1,12}")
 _WRAPPED = re.compile(r"(?:[A-Za-z_]\w*\.){0,8}\w{1,80}\((?P<inner>[A-Za-z_]\w{1,80})\): ")
-_PLAIN_WORD = re.compile(r"(?:Timeout|Exit|Warning|Killed|Expired|Interrupt|Error):")  # of any tool
+_PLAIN_WORD = re.compile(  # of any tool; Lustre's levels; conda's word about a shell
+    r"(?:Timeout|Exit|Warning|Killed|Expired|Interrupt|Error|LNetError|LustreError):"
+    r"|CommandNotFoundError: Your shell "
+)
 _PREFIXED = re.compile(
     r"(?P<before>\S.{0,80}?[\]|>:\d-])[ \t]{0,3}"
     r"(?P<rest>(?:[A-Za-z_]\w{0,60}\.){0,8}[A-Z]\w{0,60}(?:Error|Exception|Interrupt|Exit|Expired)"
     r"(?::(?: .{0,20}|$)|$))"
 )
 _PREFIXED_ENDINGS = ("Error", "Exception", "Interrupt", "Exit", "Expired")
-_NAMED = re.compile(r"\b(?P<name>[A-Z]\w{1,60}(?:Error|Exception))(?:: |\()")
+_NAMED = re.compile(
+    r"\b(?!LNetError|LustreError)(?P<name>[A-Z]\w{1,60}(?:Error|Exception))(?:: |\()"
+)
 _RAISE = re.compile(
     r"^(?:.{0,120}[\]|>:] )?(?:-+> )?(?:\d+ |\[\d+\]\(\S{1,400}\) )? *"
     r"(?:raise (?P<name>(?:\w{1,80}\.){0,6}\w{1,80})|(?P<assert>assert) )"
@@ -79,6 +85,7 @@ GOES_ON = re.compile(
     r"(?<!\b0 )retries left(?!\W{0,3}0)|"
     r"fall(?:s)? ?back|fallback|ignor(?:ed|ing)|skipp(?:ed|ing)(?!:| iterations)|"
     r"recovered|continuing|"
+    r"(?:will|would|may|might|could|can) fail (?:if|when|once|unless)|"
     r"using .{1,40} instead|using (?:the |a )?(?:default|slow|cpu)|not a failure|"
     r"not indicate an error|can (?:be )?(?:safely )?ignored?|defaulting to|starting from scratch|"
     r"will be (?:disabled|ignored|skipped|retried)|reconnect(?:ed|ing)|\d+ dropped|"
@@ -208,6 +215,8 @@ def raised_name(text: str) -> str:
     found = _PREFIXED.match(text)
     if found is None or sum(word.isalpha() for word in found["before"].split()) > 1:
         return ""  # prose
+    if _PLAIN_WORD.match(found["rest"]):
+        return ""
     return exception(found["rest"], False)
 
 

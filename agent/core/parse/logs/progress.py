@@ -65,6 +65,10 @@ class Steps:
     def handled(self, match: Match) -> bool:
         return match.role == ROOT and len(self._after.get(match.offset, ())) >= HANDLED_STEPS
 
+    def after(self, match: Match) -> int:
+        """How many different steps went by."""
+        return len(self._after.get(match.offset, ()))
+
     def keep(self, offsets: set[int]) -> None:
         self._after = {at: steps for at, steps in self._after.items() if at in offsets}
 

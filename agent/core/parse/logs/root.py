@@ -14,6 +14,8 @@ from .signatures import CARRIER, CASCADE, PYTHON, ROOT, SIGNAL, TEARDOWN, UNPLAC
 
 WEAK_YIELDS_S = 5.0  # a firm root this long after a weak one was only printed later
 SAID_BEFORE_LINES = 30
+REASONLESS = ("slurm_cancelled",)  # want of memory, which Slurm counts at the end, is its reason
+ENDS_ALONE = ("process_exit",)  # consequences of any end, a peer's or its own
 BLAMES = {"infra": "node", "network": "link"}  # the rest is not this cluster's hardware
 ASKED = ("-15", "143", "signal 15", "Terminated")  # SIGTERM, as the ranks get it that did not fail
 RETRY_WORDS = {
@@ -79,16 +81,23 @@ def find_root(ordered: Sequence[Match]) -> Match | None:
 
     What a logger only mentioned counts where nothing firm ended a process: the warning of a missing
     module or of another driver's version stands at the begin of runs that end hours later, and
-    often of one rank alone.  What was mentioned and is known by its family alone comes last.
+    often of one rank alone.  What was mentioned and is known by its family alone comes after it;
+    what is only placed by the things that it names comes last, where no peer was lost.
     """
-    roots = [match for match in ordered if match.role == ROOT]
+    roots = [match for match in ordered if match.role == ROOT and not match.faint]
     telling = [match for match in roots if not (match.family and match.culprit == "unknown")]
     found = _earliest([match for match in telling if not (match.family and match.mention)])
     if found is not None and found.signature == PYTHON.id and (said := _said_before(found, roots)):
         return said
     if found is None or found.weak and found.culprit == "unknown":
         found = _earliest(telling)
-    return found or _earliest(roots)
+    return found or _earliest(roots) or _placed(ordered)
+
+
+def _placed(ordered: Sequence[Match]) -> Match | None:
+    if any(one.role == CASCADE and one.category not in ENDS_ALONE for one in ordered):
+        return None
+    return _earliest([match for match in ordered if match.role == ROOT and match.faint])
 
 
 def _said_before(found: Match, roots: Sequence[Match]) -> Match | None:
@@ -112,6 +121,10 @@ def _earliest(roots: list[Match]) -> Match | None:
     if first.weak and firm is not None:
         apart_s = _apart_s(first, firm)
         return firm if apart_s is None or apart_s <= WEAK_YIELDS_S else first
+    if first.signature in REASONLESS:
+        near = (m for m in roots if m.category.startswith("oom") and not m.mention
+                and (_apart_s(first, m) or 0.0) <= WEAK_YIELDS_S)
+        return next(near, first)
     if first.generic:  # where the order is not known, the line that says more is taken
         certain = (m for m in roots if not m.weak and not m.generic and _apart_s(first, m) is None)
         return next(certain, first)
@@ -201,7 +214,7 @@ def _one(match: Match, names: Sequence[str]) -> dict[str, object]:
     return {
         "signature": match.signature, "role": match.role, "category": match.category,
         "culprit": match.culprit, "retryable": match.retryable,
-        "known_by": "family" if match.family else "signature",
+        "known_by": "words" if match.faint else "family" if match.family else "signature",
         "rank": None if match.rank == NO_RANK else match.rank, "line": match.text,
         "file": names[match.file] if match.file < len(names) else "",
         "line_number": match.number, "fields": dict(match.fields),

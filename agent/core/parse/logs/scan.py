@@ -31,6 +31,7 @@ from .signatures import (
     Signature,
 )
 from .tracebacks import (
+    AT_ITS_END,
     HANDED_ON,
     IGNORED,
     LET_GO,
@@ -272,6 +273,7 @@ class Scanner:
             if text[:1].isspace():
                 self._inside.add(begin)
                 framed = True
+                stream.ignored = stream.ignored or text.endswith(AT_ITS_END)
                 continue
             if name := exception(text, framed):
                 self._inside.add(begin)
@@ -380,7 +382,8 @@ class Scanner:
         found = reader.read(data, begin, known, below - data.count(b"\n"))
         found = [one for one in found if one.offset not in vague or one.culprit != "user"]
         better = {one.offset for one in found if one.role == ROOT}
-        kept = [one for one in self.matches if one.offset not in vague & better]
+        kept = [one if one.offset < begin else unlisted.outlived(one, data, begin)
+                for one in self.matches if one.offset not in vague & better]
         self.matches = sorted(kept + found, key=lambda one: one.offset)
 
     def _family(

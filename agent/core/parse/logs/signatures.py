@@ -15,6 +15,7 @@ from .lines import NO_RANK
 ROOT, CASCADE, CARRIER, TEARDOWN, SIGNAL = "root", "cascade", "carrier", "teardown", "signal"
 ROLES = (ROOT, CASCADE, CARRIER, TEARDOWN, SIGNAL)
 UNPLACED = "unplaced"  # an error that no rule knows: told, never blamed; no signature has it
+ABOUT = "about_"  # begins the name of what is placed by the things that it names
 CULPRITS = ("infra", "network", "user", "data", "storage", "policy", "unknown", "none")
 RETRYABLE = ("yes", "no", "once", "elsewhere", "after_repair", "back_off", "requeue", "depends")
 
@@ -65,6 +66,7 @@ class Match(NamedTuple):
     time_s: float | None = None  # its own, or that of the line with one before it
     mention: bool = False  # a line outside of tracebacks that a process outlives
     family: bool = False  # known by its family alone: by vocabulary or class, by no signature
+    faint: bool = False  # by no rule: placed by the things that it names
 
 
 GENERIC = ("key_or_type", "import_error", "python_exception", "file_missing")

@@ -15,6 +15,8 @@ IGNORED = "Exception ignored "  # in a finalizer or a callback: the process goes
 # Above a traceback that ends nothing.
 LET_GO = ("--- Logging error ---", "COMET ERROR", "Error in atexit._run_exitfuncs",
           "Jax plugin configuration error", "PytestUnraisableExceptionWarning: ")
+# In a frame: the process was at its end, and what a clean-up met ends nothing.
+AT_ITS_END = (", in _run_finalizers", ", in _exitfunc", ", in _run_exitfuncs")
 # What a line with a colon at its end introduces a traceback as, when it says that work goes on.
 HANDED_ON = re.compile(
     r"(?i)\b(?:fail(?:ed|ure|s)?|error|exception|unable|could not|cannot|caught)\b"
@@ -33,7 +35,7 @@ _STANDARD = re.compile(
     r"|bz2|locale)\.(?P<last>[Ee]rror|BadZipFile|ReadError)(?:: |$)"
 )
 _LINK = re.compile(r"(?:During handling of the|The) above exception")
-_NAME = re.compile(r"(?P<path>(?:[A-Za-z_]\w*\.)*)(?P<last>[A-Za-z]\w*)(?::(?: |$)|$)")
+_NAME = re.compile(r"(?P<path>(?:[A-Za-z_]\w*\.)*)_?(?P<last>[A-Za-z]\w*)(?::(?: |$)|$)")
 _ENDINGS = ("Error", "Exception", "Interrupt", "Exit", "Timeout", "Expired", "Killed")
 _OF_ERRORS = re.compile(r"(?:^|\.)(?:exceptions?|errors?|exc|errors_impl|onnxruntime_\w+)\.$")
 _SMALL = tuple(ending.lower() for ending in _ENDINGS)

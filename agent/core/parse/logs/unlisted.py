@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 
 from ..neuron_codes import Code, find
-from . import literals
+from . import endings, literals
 from .families import DIGITS, HARMLESS, TEXT_MAX, Families, Family
 from .forms import (
     GOES_ON,
@@ -30,7 +30,7 @@ from .forms import (
 )
 from .lines import NO_RANK, Clean, clean, line_at
 from .progress import Steps
-from .signatures import CASCADE, ROOT, UNPLACED, Catalogue, Match
+from .signatures import ABOUT, CASCADE, ROOT, UNPLACED, Catalogue, Match
 from .tracebacks import TRACEBACK, exception, frame_above
 
 TAIL_BYTES = 1 << 20  # of a log that are read
@@ -57,8 +57,37 @@ _SOUNDS_BAD = re.compile(
     r"was lost|lost (?:connection|contact)|expired|incorrect|undefined|unsupported|unavailable|"
     r"missing (?:key|input|file|option|value)\w*|python[\d.]*: no module|no rule to|not authorized|"
     r"detected an attempt|not in struct|diverged|too (?:small|large|many)|err!|"
-    r"not allowed|disk ?pressure|reclaim|overflow|timeout|"
-    r"bad (?:magic|interpreter|request)|closed by|disconnected)(?![a-z])"
+    r"not allowed|disk ?pressure|reclaim|overflow|timeout|stuck|degraded|unmounted|on hold|held|"
+    r"suspend(?:ed|ing)|offline|missing separator|limits? (?:was |has been |is )?reached|"
+    r"undefined reference|revoked|unresponsive|unrecoverable|"
+    r"bad (?:magic|interpreter|request)|closed by|disconnected)(?![a-z])|^\w{2,60}NotFound: "
+)
+_FAILS = re.compile(  # said as what ended something
+    r"(?i)\b(?:failed (?:to|with|on|at)|failed[:!.,;]|failed$|exceeded|unable to|cannot|can.?t|"
+    r"could not|couldn.t|fatal|(?<!no )errors?:|is not (?:available|supported|allowed)|"
+    r"abort(?:ing|ed:)|panic|stuck|degraded|"
+    r"(?<!auto)unmounted|(?:on|was) h(?:old|eld)|suspended|suspending|"
+    r"(?:went|is|was|goes) (?:offline|dead)|"
+    r"limits? (?:was |has been |is )?reached|unresponsive|revoked|"
+    r"undefined (?:reference|function|variable|symbol)|missing separator|"
+    r"unrecoverable|does(?:n.t| not) (?:respond|answer)|rejected|was lost|"
+    r"(?:is|was|has been) (?:evicted|denied|refused|corrupt(?:ed)?|killed|expired))(?![a-z])"
+    r"|: failed\b|^\W{0,3}error \w|evicted(?:[:;]| by\b)"
+)
+# A compiler's word: the place in a source, then how bad it is.
+_IN_SOURCE = re.compile(
+    r"^\S{1,200}\.(?:c|cc|cpp|cxx|cu|cuh|h|hpp|f|f90|F90|rs|go|java|ts|js|pyx|tex)"
+    r"(?::\d+(?::\d+)?:|\(\d+\):) (?:fatal )?error\b|^(?:GNU)?[Mm]akefile\S{0,20}:\d+: \*\*\*"
+)
+# The kernel's word on a program, where that is none that trains.
+_OTHERS_CRASH = re.compile(
+    r"^(?:\S{1,64} )?(?:kernel: )?(?:\[ *[\d.]{1,20}\] )?(?:traps: )?"
+    r"(?!\S{0,30}(?:py|pt_|train|torch|ray|mpi|cuda|nccl|a\.out))[\w.:/#-]{1,40}\[\d{1,9}\]:? "
+    r"(?:segfault at|trap |general protection)"
+)
+_OF_PEERS = re.compile(
+    r"(?i)\b(?:peers?|remote|another|others|coordinator|closed unexpectedly|proxy service|"
+    r"service thread)\b"
 )
 _COUNTED = re.compile(r"(?i)\b(?:errors?|failed|failures?|aborted|killed)\W{0,3}[=: ]\W{0,3}0\b")
 ADVICE = re.compile(  # what frameworks add to an error of any kind
@@ -67,11 +96,14 @@ ADVICE = re.compile(  # what frameworks add to an error of any kind
 ESCAPED = "\\n  File \\\""
 ESCAPED_LAST = 1500  # bytes of such a line in which the exception stands
 NRT = "neuron_code"
+FAINT_WITHIN = 60  # lines of a log's end in which an error that no rule knows may have ended it
+LIVED_BY = ("user", "data")  # a step shows that what a line missed of these was not needed
 UNKNOWN = Family("unknown_error", UNPLACED, "unplaced", "unknown", "depends", ())
 CUT = UNKNOWN._replace(id="traceback_cut")
 WARNED = UNKNOWN._replace(id="warning")
 HANDLED = UNKNOWN._replace(id="handled_error")
 PYTHON = Family("python_error", ROOT, "user_code", "user", "no", (), weak=True)
+RETRIES = {"infra": "after_repair", "network": "once", "storage": "once", "policy": "requeue"}
 
 
 class Reader:
@@ -103,6 +135,9 @@ class Reader:
         roots = [one for one in found if one.role == ROOT]
         steps.look(roots, data, base, 0, len(data))
         found = [one for one in found if not steps.handled(one) and not self._well(one, data, base)]
+        found = [one for one in found if not (
+            one.mention and one.culprit in LIVED_BY and steps.after(one))]
+        found = [outlived(one, data, base) for one in found]
         found += self._values(data, base, line)
         if not any(one.role == ROOT for one in found):
             found += self._cut(data, base, line, known)
@@ -155,6 +190,8 @@ class Reader:
             return None
         if row.role == ROOT and (said.supposed or row.loud and _quiet(read.text, said)):
             return None
+        if row.culprit == "unknown" and _OTHERS_CRASH.match(read.text):
+            row = UNKNOWN
         if row.role == ROOT and said.level == WARN and not (row.warned or row.noticed):
             row = WARNED
         elif row.role == ROOT and not row.retried and _handled(said, below):
@@ -186,8 +223,19 @@ class Reader:
         if said.level == LOUD and (inner := named(text)):
             return self._of_class(inner)
         if said.level == LOUD or said.level == PLAIN and _SOUNDS_BAD.search(text):
-            return None if _COUNTED.search(text) else UNKNOWN
+            if _COUNTED.search(text):
+                return None
+            return self._about(text) if said.level == LOUD or _FAILS.search(text) else UNKNOWN
         return WARNED if said.level == WARN and _SOUNDS_BAD.search(text) else None
+
+    def _about(self, text: str) -> Family:
+        """By the things that an error names, when no rule knows it."""
+        culprit = "" if _OF_PEERS.search(text) else self.families.subjects.of(text)
+        culprit = "user" if _IN_SOURCE.match(text) else culprit
+        if not culprit:
+            return UNKNOWN
+        return Family(ABOUT + culprit, ROOT, ABOUT + culprit, culprit,
+                      RETRIES.get(culprit, "no"), (), weak=True)
 
     def _of_class(self, name: str) -> Family:
         role = self.roles.get(name, "")
@@ -203,7 +251,8 @@ class Reader:
         return Match(
             row.id, row.role, row.category, row.culprit, row.retryable, rank,
             read.text.strip()[:1000], row.weak, generic, fields, read.stream, self.file,
-            time_s=read.time_s, mention=not (said.ends or row.ends), family=True)
+            time_s=read.time_s, mention=not (said.ends or row.ends), family=True,
+            faint=row.id.startswith(ABOUT))
 
     # ------------------------------------------------------------ several lines
 
@@ -252,6 +301,20 @@ class Reader:
         read = clean(line_at(data, start))
         match = self._match(row, read, Form(PLAIN, name, True, False))
         return [match._replace(offset=base + start, number=line + data.count(b"\n", 0, start))]
+
+
+def outlived(match: Match, data: bytes, base: int) -> Match:
+    """An error that was only mentioned in a log that ends well was handled, and so was what a
+    script's small tool said before the script went on, and what no rule knows far from the end."""
+    if match.role != ROOT or form(match.text).ends:
+        return match
+    start = match.offset - base
+    aside = match.culprit == "user" and endings.outlived(bare(match.text), data, start)
+    aside = aside or match.faint and data.count(b"\n", start) > FAINT_WITHIN
+    if not aside and not (match.mention and endings.ends_well(data, start)):
+        return match
+    return match._replace(signature=HANDLED.id, role=UNPLACED, category=HANDLED.category,
+                          culprit=HANDLED.culprit, retryable=HANDLED.retryable)
 
 
 def _hit(data: bytes, gates: tuple[bytes, ...]) -> Iterator[int]:
