@@ -49,6 +49,7 @@ class VirtualStore(MemoryServer):
         if self.cluster_id != OWN_ID:
             self.docs, self.leases, self.cluster_id = self._backup, {}, OWN_ID
             self._past.clear()
+            self._past.append((0.0, Documents(self.docs.values()), ()))  # nothing older is shown
             self._changed()
 
     def refused(self, known_id: str) -> str:

@@ -28,14 +28,14 @@ from holdfast.agent.simulate import run_storm
 from holdfast.agent.simulate.cluster import Cluster, Shape, build
 from holdfast.agent.simulate.disk import Disk, void_by
 from holdfast.agent.simulate.edge import decode_plan
-from holdfast.agent.simulate.faults import heal
+from holdfast.agent.simulate.faults import FAULTS, heal
 from holdfast.agent.simulate.journal import Kept, VirtualJournal
 from holdfast.agent.simulate.links import flapping
 from holdfast.agent.simulate.loop import InvariantBroken, Loop, Trace
 from holdfast.agent.simulate.machine import Machine, Process
 from holdfast.agent.simulate.monitor import Monitor
 from holdfast.agent.simulate.outgoing import BEFORE_EFFECT, BEFORE_INTENT, MID_EFFECT
-from holdfast.agent.simulate.store import VirtualStore
+from holdfast.agent.simulate.store import OWN_ID, VirtualStore
 from holdfast.agent.simulate.storms import MANY, SINGLE, STORMS, shipped
 from holdfast.agent.store.base import Conflict, StoreError
 
@@ -133,6 +133,16 @@ def test_a_stale_read_is_one_whole_older_moment() -> None:
     assert [doc.body for doc in store.read(1.5)[0]] == [b"one"]
     docs, leases = store.read(5.0)
     assert not list(docs) and leases == ()
+
+
+def test_a_store_that_was_replaced_shows_what_it_held_and_nothing_older() -> None:
+    loop, store = new_store()
+    store.put("a", put("run/r", 0))
+    loop.run_until(5.0)
+    store.replace("")
+    assert not store.docs and store.refused(OWN_ID) and not store.refused("")
+    store.restore()
+    assert [[doc.version for doc in store.read(old_s)[0]] for old_s in (0.0, 2.0)] == [[1], [1]]
 
 
 # ---------------------------------------------------------------- disk and validity
@@ -343,8 +353,6 @@ def test_the_same_seed_is_the_same_world() -> None:
 
 
 def test_every_fault_of_every_storm_exists() -> None:
-    from holdfast.agent.simulate.faults import FAULTS
-
     for storm in STORMS.values():
         assert set(storm.weights) <= set(FAULTS)
 
