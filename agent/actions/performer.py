@@ -16,6 +16,8 @@ from typing import Any, Protocol
 import msgspec
 
 from ..core.model import (
+    Delete,
+    Doc,
     Effect,
     EffectOutcome,
     NodeOrder,
@@ -25,9 +27,11 @@ from ..core.model import (
     Stop,
     StoreWrite,
     TakeEvidence,
+    run_subject,
     subject_of,
 )
 from ..core.model.subject import LEASE
+from ..core.run.members import read_plan
 from ..history.journal import (
     UNFINISHED_ERROR,
     Count,
@@ -48,6 +52,7 @@ OUTCOMES_MAX = 256  # kept as levels
 FINISHED_MAX = 4096  # ids remembered, so that a launcher's repetition is no second outcome
 OUTCOME_KEPT_S = 30.0
 JOURNAL_WAIT_S = 0.25  # an ordinary restart waits no longer for a disk that does not answer
+STANDS_S = 2.0  # the store's word, whose generation stands, is no older
 SYNC_WAIT_S = 2.0  # what outlives the node may wait for a busy one
 DETAIL_MAX = 32_768
 REPORT_MAX = 1 << 20  # on 2,048 nodes
@@ -75,6 +80,8 @@ class Writes(Protocol):
     """What is needed of a store, see agent/store/base.py."""
 
     async def put(self, write: StoreWrite) -> int: ...
+
+    async def read(self, key: str) -> Doc: ...
 
 
 class EffectInFlight:
@@ -115,6 +122,7 @@ class Performer:
         wall_s: Callable[[], float] = time.time, boot_s: Callable[[], float] = clocks.boot_s,
     ) -> None:
         self._check, self._wall_s, self._boot_s = check, wall_s, boot_s
+        self.many_nodes = False  # another node may lead a run
         self._loop = asyncio.get_running_loop()
         self.elsewhere: Callable[[Effect], Awaitable[EffectOutcome]] = _no_others
         self.tests: Callable[[Effect, NodeTests], Awaitable[EffectOutcome]] = _no_others
@@ -257,8 +265,27 @@ class Performer:
                 self._start(self._come(effect, self.tests(effect, effect.body), REPORT_MAX))
             elif is_elsewhere(effect):
                 self._start(self._come(effect, self.elsewhere(effect)))
+            elif isinstance(effect.body, Delete) and self.many_nodes:
+                self._start(self._delete(flight, effect.body))
             else:
                 self._send(flight)
+
+    async def _delete(self, flight: EffectInFlight, body: Delete) -> None:
+        """What is deleted never comes back, and a leader whom the others have lost is followed
+        before his lease ends: the store is asked whose generation stands."""
+        effect, asked_s = flight.effect, self._boot_s()
+        try:
+            async with asyncio.timeout(STANDS_S):
+                plan = read_plan(await self._store.read(run_subject(body.run)))
+        except (StoreError, TimeoutError) as error:
+            self._end(effect, False, f"store: {str(error) or 'no answer'}: nothing is deleted")
+            return
+        newest = plan.generation if plan is not None else 0
+        if newest != body.generation or self._boot_s() - asked_s > STANDS_S:
+            self._end(effect, False, f"generation {body.generation} deletes nothing: {newest} "
+                      "stood in the store")
+        elif effect.id in self._flights:
+            self._send(flight)
 
     async def _checked(self, effect: Effect, body: RunCheck) -> None:
         error = await self._check(effect, body)

@@ -191,6 +191,7 @@ class Daemon:
         self.launchers.highest_generation = self._highest_generation
         self.store.living = self.launchers.runs
         self.peers = self._open_peers()
+        self.performer.many_nodes = self.peers is not None
         alerts = Alerts(self.store, lambda: state.snapshot.decision.plans, self.wake, self.on_error)
         self.operators = Operators(
             self._order, self._requested, alerts, self.journal.append, seed.asked)

@@ -36,7 +36,12 @@ class Shape:
     runs: int = 1
     nproc: int = 2
     least: int = 0  # nodes with which a run goes on; 0 = all its members
+    idle: int = 0  # nodes that no run is on
     gpus: bool = False  # each node has as many as one run takes there
+
+    @property
+    def nodes(self) -> int:
+        return self.members + self.spares + self.idle
 
     @property
     def need(self) -> int:
@@ -181,14 +186,14 @@ def build(seed: int, shape: Shape, settings: Settings, runbooks: dict[str, Runbo
     store = VirtualStore(loop, settings.lease_s, 1.0 + rng.uniform(-0.01, 0.01))
     cluster = Cluster(loop, shape, store, Network(), Monitor(loop, store, settings.single_node),
                       settings, Weather(), rng)
-    names = [f"node-{number}" for number in range(shape.members + shape.spares)]
+    names = [f"node-{number}" for number in range(shape.nodes)]
     for name in names:
         machine = Machine(loop, name, rng.uniform(-0.005, 0.005), rng.uniform(-30, 30),
                           rng.uniform(60.0, UP_DAYS_MAX * 86400.0))
         edge = Edge(loop, machine, store, cluster.network, settings, runbooks, rng.getrandbits(40))
         edge.weather = cluster.weather
         edge.on_step = cluster.monitor.decided
-        edge.on_effect = cluster.monitor.asked
+        edge.on_leave = cluster.monitor.leaves
         cluster.machines[name], cluster.edges[name] = machine, edge
     edges = list(cluster.edges.values())
     for edge in edges:
@@ -197,7 +202,7 @@ def build(seed: int, shape: Shape, settings: Settings, runbooks: dict[str, Runbo
     cluster.monitor.network = cluster.network
     store.watchers.append(cluster.changed)
     for number in range(shape.runs):
-        _add_run(cluster, f"run-{number}", names, shape)
+        _add_run(cluster, f"run-{number}", names[:shape.members + shape.spares], shape)
     for edge in edges:
         loop.after(rng.uniform(0.0, 0.5), edge.start)
     return cluster

@@ -52,7 +52,7 @@ from .loop import InvariantBroken, Loop
 from .machine import Machine, Process
 from .outgoing import BEFORE_INTENT, SAFE, Network, Outgoing, Weather
 from .peers import VirtualPeers
-from .store import VirtualStore
+from .store import OWN_ID, VirtualStore
 
 decode_plan = msgspec.json.Decoder(Plan).decode
 COMMIT_S = 0.006  # of a record to the disk, at most
@@ -73,6 +73,7 @@ class Edge:
         self.launchers: dict[str, Launcher] = {}
         self.peers: list[Edge] = []
         self.kept = Kept()
+        self.cluster_id = OWN_ID  # as STATE/store.json says; lost with the disk
         self.journal_stalled = False  # its disk takes no writes
         self.was_late = False  # its machine froze with a plan in its hand
         self.mount_dead_s: float | None = None  # since when a mount does not answer; None: it does
@@ -84,6 +85,7 @@ class Edge:
         self.steps = 0
         self.on_step: Callable[[Edge, Now, Observed, Decision], None] = lambda *_: None
         self.on_effect: Callable[[Edge, Effect], None] = lambda *_: None
+        self.on_leave: Callable[[Edge, Effect], None] = lambda *_: None
         self.filter: Callable[[Edge, Observed], Observed] | None = None  # mutants only
         self._forget()
 
@@ -97,6 +99,7 @@ class Edge:
         self.holders: tuple[tuple[str, str], ...] = ()
         self.own_leases: dict[str, float] = {}
         self.store_up = False
+        self.store_said_s: dict[str, float] = {}  # document -> when the store answered with it last
         self._due_s = -1.0
         self._settled: set[str] = set()  # requests that this life answered
 
@@ -122,6 +125,7 @@ class Edge:
             self.journal, out, out.order, lambda _: self.wake(), self._wrong, self._launcher_of,
             out.node_order, out.check, lambda: self.machine.now().wall_s, self.machine.boot_s)
         self.performer.elsewhere, self.performer.tests = out.elsewhere, out.tests
+        self.performer.many_nodes = not self.alone
         self.node = Node(self.machine.name, self.settings, self.runbooks, self.kept.memory)
         for run, launcher in self.launchers.items():
             launcher.wake = self.wake
@@ -145,6 +149,11 @@ class Edge:
         self.process.kill()
         self.loop.note(self.machine.name, "agent dies: %s", why)
         self.machine.after(0.3 + 2.0 * self.rng.random(), self.start)  # systemd, or the launcher
+
+    def thaw(self) -> None:
+        """Its machine goes on."""
+        self.network.changes += 1
+        self.machine.thaw()
 
     def lose_disk(self) -> None:
         """Nothing is left for the next life."""
@@ -282,6 +291,10 @@ class Edge:
     def alive(self) -> bool:
         return self.node is not None
 
+    def leaves(self, effect: Effect) -> None:
+        """An order is on its way to its launcher."""
+        self.on_leave(self, effect)
+
     def computes(self) -> str:
         """A run of which ranks compute here; "" = none."""
         return next((run for run, launcher in self.launchers.items() if launcher.alive and any(
@@ -355,7 +368,7 @@ class Edge:
     def _poll(self) -> None:
         name = self.machine.name
         if not (self.store.available and self.network.open(name, "store")
-                and self.network.open("store", name)):
+                and self.network.open("store", name)) or self.store.refused(self.cluster_id):
             self.store_up = False
             return
         stale_s = self.weather.stale_s * self.rng.random() if self.weather.stale_s else 0.0

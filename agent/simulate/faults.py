@@ -13,11 +13,12 @@ from functools import partial
 
 from ..core.actions import DRAIN, PAUSE, RELEASE_NODE, RESTART_RANKS, RESUME
 from ..core.model import TRAINER, Ended, Request, node_subject, run_subject
-from . import weak_nodes
+from . import links, weak_nodes
 from .cluster import Cluster
 from .edge import Edge
 from .job import RUN, Job, Rank
 from .launcher import Launcher
+from .store import OWN_ID
 
 Fault = Callable[[Cluster, float, float], None]
 # Of the shipped runbooks: the first takes its node out of service, the second ends in a person.
@@ -354,8 +355,7 @@ def node_frozen(cluster: Cluster, u: float, v: float) -> None:
 def _thaw(cluster: Cluster, edge: Edge) -> None:
     if edge.machine.frozen:
         _say(cluster, edge.machine.name, "thaws")
-        cluster.network.changes += 1
-        edge.machine.thaw()
+        edge.thaw()
 
 
 def node_fatal(cluster: Cluster, u: float, v: float) -> None:
@@ -371,7 +371,8 @@ def common_cause(cluster: Cluster, u: float, v: float) -> None:
     """The same fatal fault on most nodes at once: a driver, a switch, a bad rule."""
     if len(cluster.machines) < 5 or u < 0.3:
         return
-    for edge in list(cluster.edges.values())[:3 + int(v * 2)]:
+    edges, idle = list(cluster.edges.values()), cluster.shape.idle
+    for edge in (edges[0], *edges[-idle:]) if idle else edges[:3 + int(v * 2)]:
         _break_node(cluster, edge, COMMON_FAULT, v)
     cluster.loop.after(6.0 + 8.0 * v, lambda: _repair(cluster, COMMON_FAULT))
 
@@ -402,38 +403,13 @@ def store_down(cluster: Cluster, _u: float, v: float) -> None:
     cluster.loop.after(1.0 + 9.0 * v, lambda: setattr(cluster.store, "available", True))
 
 
-def cut_from_store(cluster: Cluster, u: float, v: float) -> None:
-    """One node and the store; both ways, or only requests, or only answers."""
-    name = pick_edge(cluster, u).machine.name
-    ways = {(name, "store"), ("store", name)}
-    if v < 0.6:
-        ways = {(name, "store")} if v < 0.3 else {("store", name)}
-    cluster.cut(ways, 2.0 + 14.0 * v)
-
-
-def isolate(cluster: Cluster, u: float, v: float) -> None:
-    """One node and everybody else; sometimes all members together, apart from spares and store:
-    they train on while a spare leads."""
-    names = list(cluster.machines)
-    chosen = {pick_edge(cluster, u).machine.name}
-    if v > 0.4:
-        chosen = set(names[:cluster.shape.members])
-    rest = [name for name in (*names, "store") if name not in chosen]
-    ways = {pair for a in chosen for b in rest for pair in ((a, b), (b, a))}
-    cluster.cut(ways, 4.0 + 16.0 * v)
-
-
-def peers_cut(cluster: Cluster, u: float, v: float) -> None:
-    """The nodes in two parts that hear nothing of one another, in halves or one and the others,
-    while all of them reach the store."""
-    names = list(cluster.machines)
-    if len(names) < 3:
+def store_replaced(cluster: Cluster, u: float, v: float) -> None:
+    """The store lost its disk, or its address leads to another one; its backup comes back later."""
+    if cluster.single or cluster.store.cluster_id != OWN_ID:
         return
-    first = int(u * len(names))
-    turned = names[first:] + names[:first]
-    count = 1 if v < 0.3 else len(names) // 2
-    ways = {pair for a in turned[:count] for b in turned[count:] for pair in ((a, b), (b, a))}
-    cluster.cut(ways, 3.0 + 25.0 * u)
+    cluster.store.replace("another" if u < 0.5 else "")
+    _say(cluster, "store", "is %s", "another cluster's" if u < 0.5 else "empty")
+    cluster.loop.after(2.0 + 10.0 * v, cluster.store.restore)
 
 
 def replaced_unseen(cluster: Cluster, u: float, v: float) -> None:
@@ -553,8 +529,9 @@ def heal(cluster: Cluster) -> None:
     """The end of the storm: the world is whole again, whatever is broken in the runs."""
     _say(cluster, "end", "of the storm")
     cluster.weather.clear()
-    cluster.network.cut.clear()
+    cluster.network.heal()
     cluster.store.available = True
+    cluster.store.restore()
     for job in cluster.jobs.values():
         job.slow_commit_s = 0.0
     for edge in cluster.edges.values():
@@ -579,8 +556,9 @@ FAULTS: dict[str, Fault] = {
     "suspended": suspended, "mount_hung": mount_hung, "folder_moved": folder_moved,
     "collective_left_out": collective_left_out, "generation_killed": generation_killed,
     "node_frozen": node_frozen, "node_fatal": node_fatal, "node_weak": weak_nodes.node_weak,
-    "common_cause": common_cause, "store_down": store_down, "cut_from_store": cut_from_store,
-    "isolate": isolate, "peers_cut": peers_cut,
+    "common_cause": common_cause, "store_replaced": store_replaced, "store_down": store_down,
+    "cut_from_store": links.cut_from_store,
+    "isolate": links.isolate, "peers_cut": links.peers_cut, "flapping": links.flapping,
     "replaced_unseen": replaced_unseen, "unfit_unseen": unfit_unseen,
     "leader_and_another": leader_and_another,
     "joins": joins, "lost_beats": weather("lost_beats", 0.9), "lost_ack": weather("lost_ack", 0.6),

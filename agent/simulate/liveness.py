@@ -30,7 +30,8 @@ def settle(cluster: Cluster, storm: Storm) -> None:
     marks = {name: job.best for name, job in cluster.jobs.items()}
     while cluster.loop.now_s < end_s + storm.calm_s:
         cluster.loop.run_until(cluster.loop.now_s + LOOK_EVERY_S)
-        if all(_settled(cluster, job, marks[name]) for name, job in cluster.jobs.items()):
+        if all(_settled(cluster, job, marks[name]) for name, job in cluster.jobs.items()) \
+                and not _draining(cluster, end_s):
             break
     for name, job in cluster.jobs.items():
         if not _settled(cluster, job, marks[name]):
@@ -51,6 +52,13 @@ def settle(cluster: Cluster, storm: Storm) -> None:
                   for one, asked_s in edge.asked_s.items() if asked_s < end_s)
     if late and cluster.loop.now_s > end_s + ANSWERED_S:
         raise InvariantBroken("requests_settled", f"nobody answers {late}")
+
+
+def _draining(cluster: Cluster, end_s: float) -> bool:
+    """A drain is answered when nothing is left on its node, or after so long."""
+    most_s = cluster.settings.drain_limit_s + ANSWERED_S
+    return cluster.loop.now_s < end_s + most_s and any(
+        one.startswith("drain-") for edge in cluster.edges.values() for one in edge.asked_s)
 
 
 def _settled(cluster: Cluster, job: Job, mark: int) -> bool:

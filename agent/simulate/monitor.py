@@ -10,9 +10,10 @@ import re
 
 import msgspec
 
+from ..actions.performer import STANDS_S
 from ..core import model
 from ..core.model import TRAINER, Decision, Doc, Effect, Now, Observed, Plan, StoreWrite
-from ..core.model.subject import LEASE, NODE, RUN, subject_of
+from ..core.model.subject import LEASE, NODE, RUN, run_subject, subject_of
 from ..core.run import policy, validity
 from ..core.run.stage import check_invariants
 from ..core.run.start_gate import FAILED
@@ -24,13 +25,15 @@ from .job import END, Gang, Job
 from .launcher import Launcher
 from .loop import InvariantBroken, Loop
 from .outgoing import Network
-from .store import VirtualStore
+from .store import OWN_ID, VirtualStore
 
 decode_plan = msgspec.json.Decoder(Plan).decode
 CALM_S = 20.0  # after a disturbance, until every false step that it excuses is taken
 LEDGER_SLACK_S = 1.5  # the ledger may settle one tick late
 TESTS_OLD_S = 30.0  # what is written of tests was so no longer ago
+NOTICED_S = 2.0  # a node that is reached again was heard of by then
 LATE_S = 20.0  # a plan may arrive this long after it was made
+LATE_CLOCK_S = 0.1  # a clock may count less
 HEARD_S = 3.0  # until an agent that is there has heard what an operator asks
 NAMED = re.compile(r"rank (\d+) \(pid (\d+)\)")
 BY_HAND = "by hand"
@@ -42,6 +45,7 @@ class RunTruth:
 
     def __init__(self) -> None:
         self.plans: dict[int, Plan] = {}
+        self.planned_s: dict[int, float] = {}  # generation -> when it was written
         self.resumes: dict[str, list[tuple[int, int]]] = {}  # folder -> (generation, step)
         self.fruitless = 0  # generations in a row without a new step
         self.best_at_plan = 0
@@ -62,6 +66,7 @@ class Monitor:
         self.paused_s: dict[str, float] = {}  # run -> since when an operator has it paused
         self.disturbed_s = -1e9  # when nodes, network or launchers were last not as they should
         self.states: dict[tuple[str, str], tuple[int, RunState]] = {}  # (node, run) -> life, last
+        self._changes, self._changed_s = 0, 0.0  # of who reaches whom: as seen last, and when
         self._first: dict[tuple[str, int, str], float] = {}
         self._base: dict[tuple[str, int, str], float] = {}
         self._settled: dict[tuple[str, int, str], dict[str, float]] = {}
@@ -75,6 +80,9 @@ class Monitor:
 
     def accepted(self, node: str, write: StoreWrite, old: Doc | None) -> None:
         """A write is about to take effect."""
+        if self.store.cluster_id != OWN_ID:
+            self.fail("own_store", f"{node} writes {write.key} to a store that lost what it held, "
+                      "or never was this cluster's")
         if subject_of(write.key).kind == LEASE:
             return self._led_anew(node, write)
         version = old.version if old is not None else 0
@@ -149,6 +157,7 @@ class Monitor:
         if truth.plans:
             self._paid(job, truth.plans[max(truth.plans)], plan)
         truth.plans[plan.generation] = plan
+        truth.planned_s[plan.generation] = self.loop.now_s
         if job.grade == TRAINER:
             told = truth.resumes.setdefault(plan.checkpoint_dir, [])
             told.append((plan.generation, resume.step))
@@ -326,17 +335,22 @@ class Monitor:
             if not newer:
                 self.fail("newest_deletes", f"{job.name}: the newest valid {path} was deleted")
 
-    def asked(self, edge: Edge, effect: Effect) -> None:
-        """An effect leaves the core.  Only the newest generation may ask for a delete; one that
-        is under way when a newer plan is written can only be judged by what it removes.  A guest
-        that was paused with its clock cannot know that its lease is over."""
+    def leaves(self, edge: Edge, effect: Effect) -> None:
+        """An order leaves for its launcher.  Only the newest generation deletes: whose stands the
+        store has said just now.  One that is under way when a newer plan is written can only be
+        judged by what it removes.  A guest that was paused with its clock cannot know how old the
+        store's word is."""
         body = effect.body
         if not isinstance(body, model.Delete) or edge.machine.was_paused:
             return
-        highest = max(self.runs.get(body.run, RunTruth()).plans, default=0)
-        if body.generation < highest:
+        asked_s = self.loop.now_s if self.single else edge.store_said_s.get(
+            str(run_subject(body.run)), -1e9)
+        newer = [one for one, planned_s in self.runs.get(body.run, RunTruth()).planned_s.items()
+                 if one > body.generation and planned_s < asked_s]
+        if newer or self.loop.now_s - asked_s > STANDS_S + LATE_CLOCK_S:
             self.fail("newest_deletes", f"{edge.machine.name}: gen {body.generation} of {body.run} "
-                      f"deletes {body.paths}, gen {highest} is planned")
+                      f"deletes {body.paths}, planned is gen {newer}, and the store was asked "
+                      f"{self.loop.now_s - asked_s:.1f} s ago")
 
     # ------------------------------------------------------------ ranks
 
@@ -393,10 +407,32 @@ class Monitor:
         shown = [each.id for each in decision.incidents]
         if len(shown) != len(set(shown)):
             self.fail("incident_once", f"{edge.machine.name}: {sorted(shown)}")
+        self._lost_by_two(edge, observed)
         if decision.effects:
             self._effects(edge, now, observed, decision)
         self._ledger(edge, now, decision)
         self._states(edge)
+
+    def _lost_by_two(self, edge: Edge, observed: Observed) -> None:
+        """Nobody is held lost whom all the others but one reach."""
+        network, now_s = self.network, self.loop.now_s
+        if network is None or self.single:
+            return
+        if network.changes != self._changes:
+            self._changes, self._changed_s = network.changes, now_s
+        lost = {beat.node for beat in observed.beats if beat.lost}
+        if not lost or now_s - self._changed_s < NOTICED_S:
+            return
+        for name in sorted(lost):
+            without = [one for one in self.edges if one != name and not self._reach(one, name)]
+            if len(without) < 2:
+                self.fail("lost_by_two", f"{edge.machine.name} holds {name} lost, and only "
+                          f"{without} cannot reach it")
+
+    def _reach(self, one: str, other: str) -> bool:
+        network, ends = self.network, (self.edges[one].machine, self.edges[other].machine)
+        return network is not None and all(each.up and not each.frozen for each in ends) \
+            and network.open(one, other) and network.open(other, one)
 
     def _states(self, edge: Edge) -> None:
         """Each run's state by itself, and against the step before in this life of the agent."""
@@ -419,6 +455,11 @@ class Monitor:
             if (effect.outlives_node or lasts) and observed.journal_stalled:
                 self.fail("stalled_journal", f"{edge.machine.name}: {effect.id}")
             body = effect.body
+            leads = self.single or any(
+                (one.run, one.holder) == (getattr(body, "run", ""), edge.machine.name)
+                and now.boot_s < one.until_boot_s for one in observed.store.leases)
+            if isinstance(body, model.Delete) and not leads:
+                self.fail("newest_deletes", f"{edge.machine.name} leads no more: {effect.id}")
             if write is not None and lasts:
                 self._common(edge, now, observed, write)
             if isinstance(body, StoreWrite) and subject_of(body.key).run:
@@ -482,7 +523,8 @@ class Monitor:
         known = [each for each in self._plans_in(observed) if each.generation == plan.generation]
         if plan.finished >= 0 or known or not views or plan.generation < 2:
             return
-        out = {node for node, doc in observed.store.docs.of(NODE) if excluded(doc.body)}
+        out = {node for node, doc in observed.store.docs.of(NODE)
+               if excluded(doc.body) or b'"draining":true' in doc.body}
         fresh = {beat.node for beat in edge.raw_beats if beat.run == plan.run
                  and not beat.fatal and now.boot_s - beat.boot_s < edge.settings.lease_s / 2}
         fresh -= out | edge.lost | {name for name, one in self.edges.items() if one.machine.weak}

@@ -80,6 +80,13 @@ class Network:
     def __init__(self) -> None:
         self.cut: set[tuple[str, str]] = set()
         self.changes = 0  # of ways, and of machines at their ends
+        self.heals = 0
+
+    def heal(self) -> None:
+        """Every way is open, and stays so."""
+        self.cut.clear()
+        self.heals += 1
+        self.changes += 1
 
     def open(self, source: str, target: str) -> bool:
         """Does a message from `source` arrive at `target`?"""
@@ -98,6 +105,8 @@ class Shell(Protocol):
     launchers: dict[str, Launcher]
     checks: dict[str, CheckVerdict]
     kept: Kept
+    cluster_id: str
+    store_said_s: dict[str, float]
     process: Process
     journal: VirtualJournal
     performer: Performer
@@ -107,6 +116,10 @@ class Shell(Protocol):
     def alone(self) -> bool: ...
 
     def kill(self, why: str) -> None: ...
+
+    def leaves(self, effect: Effect) -> None: ...
+
+    def thaw(self) -> None: ...
 
     def delay_s(self, least_s: float) -> float: ...
 
@@ -171,6 +184,7 @@ class Outgoing:
         if self.process.alive:
             effect = order_of(run, fields)
             self._leaves(effect.id)
+            self.edge.leaves(effect)
             self.edge.machine.after(self.edge.delay_s(0.002),
                                     partial(self._arrive, run, launcher, effect, fields))
             self._left()
@@ -300,7 +314,9 @@ class Outgoing:
 
         def arrive() -> None:
             if not lost and edge.store.available and edge.network.open(name, "store") \
-                    and edge.network.open("store", name):
+                    and edge.network.open("store", name) \
+                    and not edge.store.refused(edge.cluster_id):
+                edge.store_said_s[key] = edge.loop.now_s
                 doc = edge.store.docs.get(key, Doc(key, 0, b""))
                 self.process.later(edge.delay_s(0.002), partial(_settle, answer, doc))
 
@@ -323,8 +339,9 @@ class Outgoing:
                     edge.loop.after(0.5, arrive)
                 return
             said: int | Exception
+            why = edge.store.refused(edge.cluster_id)
             try:
-                said = edge.store.put(name, write)
+                said = StoreError(why) if why else edge.store.put(name, write)
             except (Conflict, StoreError) as refused:
                 said = refused
             if not ack_lost and edge.network.open("store", name):
@@ -336,7 +353,8 @@ class Outgoing:
             edge.loop.note("STORM", "%s: its plan arrives %.1f s late", name, frozen_s)
             if held and not edge.alone:
                 edge.machine.freeze(False)
-                edge.loop.after(frozen_s, edge.machine.thaw)
+                edge.network.changes += 1
+                edge.loop.after(frozen_s, edge.thaw)
             edge.loop.after(frozen_s, arrive)
         else:
             edge.loop.after(edge.delay_s(0.001), arrive)

@@ -60,15 +60,25 @@ class Report:
                           *self.trace, f"again: {again}"])
 
 
+def shape_of(seed: int, storm: str | Storm) -> Shape:
+    """The world of one seed."""
+    kind = STORMS[storm] if isinstance(storm, str) else storm
+    return kind.shape(_rng(seed))
+
+
+def _rng(seed: int) -> random.Random:
+    return random.Random(seed * 104729 + 7)
+
+
 def run_storm(seed: int, storm: str | Storm = "default", *, shape: Shape | None = None,
               dropped_wakes: float | None = None, hook: Hook | None = None,
               sink: Callable[[str], None] | None = None) -> Report:
     """Run `seed` of `storm`.  `hook` may alter the built world (mutants do); `sink` gets every
     trace line as it happens."""
     kind = STORMS[storm] if isinstance(storm, str) else storm
-    rng = random.Random(seed * 104729 + 7)
+    rng = _rng(seed)
     where = kind.shape(rng) if shape is None else shape
-    single = where.members + where.spares == 1
+    single = where.nodes == 1
     cluster = build(seed, where, SINGLE if single else kind.many, shipped(), sink)
     drops = kind.dropped_wakes if dropped_wakes is None else dropped_wakes
     if hook is not None:

@@ -1,6 +1,7 @@
 """The store of the virtual cluster: the one in memory, on a virtual clock and with a past to read.
 
-Owns how far behind a serializable read may be, and what mutants take out.  Documents, versions and
+Owns how far behind a serializable read may be, what a store that lost its disk holds, and what
+mutants take out.  Documents, versions and
 leases are agent/store/memory.py's, which the stores' conformance suite holds; the network between a
 node and the store (delays, lost requests, lost acknowledgements) is in outgoing.py.
 """
@@ -10,10 +11,12 @@ from __future__ import annotations
 from collections import deque
 
 from ..core.model import Doc, Documents
+from ..store.identity import refusal
 from ..store.memory import MemoryServer
 from .loop import Loop
 
 HISTORY = 64  # snapshots kept for stale reads
+OWN_ID = "the cluster's own"
 
 
 class VirtualStore(MemoryServer):
@@ -22,6 +25,8 @@ class VirtualStore(MemoryServer):
     def __init__(self, loop: Loop, lease_s: float, clock_rate: float = 1.0) -> None:
         super().__init__(lambda: loop.now_s * clock_rate, lease_s)
         self.loop = loop
+        self.cluster_id = OWN_ID
+        self._backup: dict[str, Doc] = {}
         self.compare = True
         self.check_lease = True
         self._past: deque[tuple[float, Documents, tuple[tuple[str, str], ...]]] = deque(
@@ -33,6 +38,23 @@ class VirtualStore(MemoryServer):
         """A document that is there before the storm begins; nobody judges it."""
         self.docs[key] = Doc(key=key, version=1, body=body)
         self._changed()
+
+    def replace(self, other_id: str) -> None:
+        """It comes back empty, or is another cluster's by now (`other_id`)."""
+        self._backup, self.docs, self.leases, self.cluster_id = self.docs, {}, {}, other_id
+        self._changed()
+
+    def restore(self) -> None:
+        """What it held is there again; leases do not come out of a backup."""
+        if self.cluster_id != OWN_ID:
+            self.docs, self.leases, self.cluster_id = self._backup, {}, OWN_ID
+            self._past.clear()
+            self._past.append((0.0, Documents(self.docs.values()), ()))  # nothing older is shown
+            self._changed()
+
+    def refused(self, known_id: str) -> str:
+        """Why an agent that knows this cluster is to have nothing to do with the store."""
+        return refusal(known_id, self.cluster_id, not known_id, "store: virtual")
 
     def _compare(self, key: str, expect_version: int) -> None:
         if self.compare:

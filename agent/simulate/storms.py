@@ -74,7 +74,8 @@ OUTSIDE = {"suspended": 1.5, "mount_hung": 1.5}  # nobody's fault, and no restar
 PEOPLE = {"user_bug": 0.4, "operator": 0.7, "paused": 0.4, "preempted": 0.3}
 
 STORMS: dict[str, Storm] = {
-    "default": Storm("default", RANKS | AGENTS | DISK | STORE | NODES | PEOPLE),
+    "default": Storm("default", RANKS | AGENTS | DISK | STORE | NODES | PEOPLE,
+                     single_share=0.4),
     "calm": Storm("calm", {"rank_killed": 1.0}, faults=(1, 2)),
     # A whole generation out of sight trains on beside its successor: void commits.
     "commits": Storm("commits", {
@@ -107,6 +108,13 @@ STORMS: dict[str, Storm] = {
                   faults=(2, 6), single_share=0.0,
                   shapes=(Shape(4, 0, 1, 1, 2), Shape(4, 1, 1, 1, 2), Shape(3, 1, 1, 1, 2),
                           Shape(2, 2, 1, 1), Shape(6, 0, 1, 1, 3))),
+    # Links that go up and down every few seconds, and whatever else happens meanwhile.
+    "flapping": Storm("flapping", {"flapping": 5.0, "rank_killed": 2.0, "agent_killed": 1.0,
+                                   "lost_beats": 0.5, "node_frozen": 0.7, "slow_commits": 0.7,
+                                   "store_down": 0.5, "store_replaced": 0.7, "lost_ack": 0.5},
+                      faults=(2, 6), single_share=0.0,
+                      shapes=(Shape(2, 1, 1, 1), Shape(3, 1, 1, 1, 2), Shape(1, 2, 1, 2),
+                              Shape(4, 0, 1, 1, 2), Shape(2, 2, 1, 1))),
     # A node is given up while it computes, and does not come to read of it.
     "fences": Storm("fences", {"replaced_unseen": 4.0, "unfit_unseen": 3.0, "isolate": 1.0,
                                "agent_killed": 1.0, "rank_killed": 1.0, "lost_ack": 0.5},
@@ -127,11 +135,14 @@ STORMS: dict[str, Storm] = {
                       faults=(2, 6), storm_s=90.0, single_share=0.0, many=TESTED,
                       shapes=(Shape(3, 1, 1, 1), Shape(4, 0, 1, 1, 3), Shape(3, 2, 1, 2),
                               Shape(4, 2, 1, 1), Shape(6, 0, 1, 1, 4))),
-    "network": Storm("network", STORE | DISK | {"rank_killed": 2.0, "node_frozen": 2.0},
+    "network": Storm("network", STORE | DISK | {"rank_killed": 2.0, "node_frozen": 2.0,
+                                                "flapping": 1.0, "store_replaced": 1.0},
                      single_share=0.0),
     "nodes": Storm("nodes", NODES | DISK | {"rank_killed": 1.0}, single_share=0.0),
     "fleet": Storm("fleet", {"common_cause": 3.0, "node_fatal": 1.0, "rank_killed": 1.0},
-                   faults=(2, 5), single_share=0.0, shapes=(Shape(4, 2, 1, 1), Shape(5, 3, 1, 1))),
+                   faults=(2, 5), single_share=0.0,
+                   shapes=(Shape(4, 2, 1, 1), Shape(5, 3, 1, 1), Shape(2, 1, 1, 1, idle=3),
+                           Shape(3, 0, 1, 1, 2, idle=3))),
     "agents": Storm("agents", AGENTS | {"rank_killed": 4.0}, faults=(4, 10)),
 }
 

@@ -28,7 +28,7 @@ from .base import Conflict, StoreError, Traffic
 from .etcd_answers import KeyValue, Result, after, b64, packed, unpacked
 from .etcd_gateway import Gateway, Json, Refused, Written, open_gateway
 from .etcd_leases import NAME, NAME_S, Held, Holder, boot_s, holder_of, names_in
-from .identity import CLUSTER, FILE, Known, id_of, new_mark, read_known, write_known
+from .identity import CLUSTER, FILE, Known, id_of, new_mark, read_known, refusal, write_known
 
 BODY_MAX = 1 << 20  # etcd takes 1.5 MB a request, and base64 adds a third
 PAGE = 64  # documents in one answer
@@ -399,19 +399,12 @@ class EtcdStore:
         wanted = known.cluster_id if known.cluster == self.cluster else ""
         found = id_of(body)
         where = f"store: etcd at {self.gateway.name}, cluster {self.cluster!r}"
+        why = refusal(wanted, found, self._makes, where)
+        if why:
+            raise StoreError(why)
         if not found:
-            if wanted:
-                raise StoreError(
-                    f"{where}, came back empty: this node knows it as {wanted}. Restore etcd's "
-                    "backup; where there is none: holdfast store seed")
-            if not self._makes:
-                raise StoreError(f"{where}, is empty: the first agent makes it a cluster")
             found = secrets.token_hex(8)
             body = await self._make_cluster(found)
-        if wanted and found != wanted:
-            raise StoreError(
-                f"{where}, is another than this node knows: {found}, not {wanted}. Set store.url "
-                "to the right one; where this node is to join that one: holdfast store forget")
         if not wanted:
             self.known = Known(known.node_id, self.cluster, found)
             if self._writes:

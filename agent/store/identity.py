@@ -34,6 +34,20 @@ def id_of(body: bytes) -> str:
     return str(found.get("id", "")) if isinstance(found, dict) else ""
 
 
+def refusal(wanted: str, found: str, makes: bool, where: str) -> str:
+    """Why a store that holds the id `found` is not the one of a node that knows `wanted`; "" where
+    it is, or where this node joins it.  `makes`: may make a cluster of an empty one."""
+    if not found:
+        if wanted:
+            return (f"{where}, came back empty: this node knows it as {wanted}. Restore etcd's "
+                    "backup; where there is none: holdfast store seed")
+        return "" if makes else f"{where}, is empty: the first agent makes it a cluster"
+    if wanted and found != wanted:
+        return (f"{where}, is another than this node knows: {found}, not {wanted}. Set store.url "
+                "to the right one; where this node is to join that one: holdfast store forget")
+    return ""
+
+
 def new_mark(id: str, node: str) -> bytes:
     """Body of the document `cluster`, which this node writes first."""
     return msgspec.json.encode({"id": id, "by": node, "wall_s": time.time()})

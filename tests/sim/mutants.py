@@ -15,9 +15,10 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
-from guards import lasting_as_any_other
+from guards import lasting_as_any_other, runs_alone
 from msgspec.structs import replace
 
 from holdfast.agent.actions import performer
@@ -27,7 +28,7 @@ from holdfast.agent.core.detect.ranks import broken, ended, hang, known_causes, 
 from holdfast.agent.core.effects import drafts, in_flight
 from holdfast.agent.core.incidents import book
 from holdfast.agent.core.model import Observed, StoreWrite
-from holdfast.agent.core.nodes import breaker, device_holders
+from holdfast.agent.core.nodes import breaker, device_holders, exclusions
 from holdfast.agent.core.run import (
     case,
     causes,
@@ -45,11 +46,14 @@ from holdfast.agent.core.run import (
     takeover,
     validity,
 )
-from holdfast.agent.simulate import run_storm
+from holdfast.agent.daemon.parts.permits import Permits
+from holdfast.agent.peers.failure_detector import FailureDetector
+from holdfast.agent.simulate import run_storm, store
 from holdfast.agent.simulate.cluster import Cluster, Shape
 from holdfast.agent.simulate.edge import Edge
 from holdfast.agent.simulate.storms import Storm
 from holdfast.agent.store.base import Conflict
+from holdfast.worker.permit import Permit
 
 SEEDS = 100
 
@@ -153,6 +157,20 @@ def excluded_is_fit(patch: pytest.MonkeyPatch) -> None:
     real = members.members
     patch.setattr(members, "members", lambda *rest: tuple(
         replace(one, excluded=False) for one in real(*rest)))
+
+
+def heard_alone(patch: pytest.MonkeyPatch) -> None:
+    """The breaker counts the nodes that are heard of, and none that went down with the fault."""
+    real = exclusions.faults_of
+    patch.setattr(exclusions, "faults_of", lambda ctx: real(SimpleNamespace(
+        now=ctx.now, settings=ctx.settings, observed=replace(ctx.observed, beats=tuple(
+            one for one in ctx.observed.beats
+            if members.is_fresh(one, ctx.now, ctx.settings))))))
+
+
+async def sent_unasked(self, flight, _):  # type: ignore[no-untyped-def]
+    """Whoever believes to lead deletes."""
+    self._send(flight)
 
 
 # ---------------------------------------------------------------- leases
@@ -405,6 +423,23 @@ MUTANTS = (
     Mutant("a node that is unfit is taken to have stopped", "fences", ("one_generation_computes",),
            fresh_nodes_have_stopped,
            seed=11),
+    Mutant("no permit check", "fences", ("one_generation_computes",),
+           put(Permit, "is_over", lambda *_: False),
+           seed=5),
+    Mutant("permits without anybody's word", "fences", ("one_generation_computes",),
+           put(Permits, "failsafe_s", lambda self, _: self._boot_s()),
+           seed=12),
+    Mutant("no second observer", "flapping", ("lost_by_two",),
+           put(FailureDetector, "lost", lambda self: frozenset(self.unreachable()))),
+    Mutant("no cluster id", "flapping", ("own_store",),
+           put(store, "refusal", lambda *_: ""),
+           seed=4),
+    Mutant("a leader who was followed deletes", "devices", ("newest_deletes",),
+           put(Performer, "_delete", sent_unasked)),
+    Mutant("breaker blind to idle nodes", "fleet", ("breaker_holds",), runs_alone,
+           seed=3),
+    Mutant("breaker blind to nodes that fell silent", "nodes", ("breaker_holds",), heard_alone,
+           seed=38),
     Mutant("a GPU for two runs", "devices", ("device_once",),
            put(device_holders, "holder", lambda *_: None)),
     Mutant("a leader who lives is robbed", "cuts", ("leader_left_alone",),

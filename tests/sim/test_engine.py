@@ -28,12 +28,14 @@ from holdfast.agent.simulate import run_storm
 from holdfast.agent.simulate.cluster import Cluster, Shape, build
 from holdfast.agent.simulate.disk import Disk, void_by
 from holdfast.agent.simulate.edge import decode_plan
+from holdfast.agent.simulate.faults import FAULTS, heal
 from holdfast.agent.simulate.journal import Kept, VirtualJournal
+from holdfast.agent.simulate.links import flapping
 from holdfast.agent.simulate.loop import InvariantBroken, Loop, Trace
 from holdfast.agent.simulate.machine import Machine, Process
 from holdfast.agent.simulate.monitor import Monitor
 from holdfast.agent.simulate.outgoing import BEFORE_EFFECT, BEFORE_INTENT, MID_EFFECT
-from holdfast.agent.simulate.store import VirtualStore
+from holdfast.agent.simulate.store import OWN_ID, VirtualStore
 from holdfast.agent.simulate.storms import MANY, SINGLE, STORMS, shipped
 from holdfast.agent.store.base import Conflict, StoreError
 
@@ -131,6 +133,16 @@ def test_a_stale_read_is_one_whole_older_moment() -> None:
     assert [doc.body for doc in store.read(1.5)[0]] == [b"one"]
     docs, leases = store.read(5.0)
     assert not list(docs) and leases == ()
+
+
+def test_a_store_that_was_replaced_shows_what_it_held_and_nothing_older() -> None:
+    loop, store = new_store()
+    store.put("a", put("run/r", 0))
+    loop.run_until(5.0)
+    store.replace("")
+    assert not store.docs and store.refused(OWN_ID) and not store.refused("")
+    store.restore()
+    assert [[doc.version for doc in store.read(old_s)[0]] for old_s in (0.0, 2.0)] == [[1], [1]]
 
 
 # ---------------------------------------------------------------- disk and validity
@@ -341,8 +353,6 @@ def test_the_same_seed_is_the_same_world() -> None:
 
 
 def test_every_fault_of_every_storm_exists() -> None:
-    from holdfast.agent.simulate.faults import FAULTS
-
     for storm in STORMS.values():
         assert set(storm.weights) <= set(FAULTS)
 
@@ -351,6 +361,22 @@ def test_worlds_of_many_nodes_have_a_first_document_and_single_ones_none() -> No
     assert build(1, Shape(1, 0, 1, 2), SINGLE, shipped()).store.docs == {}
     many = build(1, Shape(2, 1, 2, 1), MANY, shipped())
     assert list(many.store.docs) == ["run/run-0", "run/run-1"]
+
+
+@pytest.mark.parametrize("v", [0.1, 0.5, 0.9])
+def test_a_flapping_link_goes_down_and_up_until_the_storm_ends(v: float) -> None:
+    world = build(3, Shape(3, 0, 1, 1), MANY, shipped())
+    flapping(world, 0.4, v)
+    downs, ups, was_up = 0, 0, False
+    for tenth in range(100):
+        world.loop.run_until(tenth / 10)
+        is_up = not world.network.cut
+        downs, ups, was_up = downs + (was_up and not is_up), ups + (is_up and not was_up), is_up
+    assert downs >= 2 and ups >= 2
+    heal(world)
+    for tenth in range(100, 400):
+        world.loop.run_until(tenth / 10)
+        assert not world.network.cut
 
 
 def cut_in_two() -> Cluster:
@@ -378,7 +404,7 @@ def test_two_nodes_that_reach_a_third_no_more_hold_it_lost_until_they_do() -> No
     assert lost(world) == [names[2:]] * 2 + [names[:2]] * 2
     shown = {beat.node: beat.lost for beat in world.edges[names[0]].observe().beats}
     assert shown[names[1]] is False and shown[names[2]] is True
-    world.network.cut.clear()
+    world.network.heal()
     world.loop.run_until(12.5)
     assert lost(world) == [[]] * 4
 

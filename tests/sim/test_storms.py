@@ -1,8 +1,9 @@
 """The real core under storms: every invariant over many seeds, and what dropped wake-ups cost.
 
 HOLDFAST_SIM_SEEDS (default 1,000) is how many seeds the default storm gets, HOLDFAST_SIM_PROCESSES
-(default 2) over how many processes.  Each other storm gets a fifteenth: together some 2,000, and
-`make storms` runs twice as many.
+(default 2) over how many processes.  Each other storm gets an eighth, those of large worlds a
+fifteenth: together more than 2,000 worlds of several nodes and 750 of one, and `make storms` runs
+twice as many.
 """
 
 from __future__ import annotations
@@ -18,10 +19,19 @@ from holdfast.agent.simulate import STORMS, Report, run_storm
 from holdfast.agent.simulate.__main__ import main, run_seeds
 from holdfast.agent.simulate.cluster import Cluster, Shape
 from holdfast.agent.simulate.edge import Edge
+from holdfast.agent.simulate.run import shape_of
 
 SEEDS = int(os.environ.get("HOLDFAST_SIM_SEEDS", "1000"))
 PROCESSES = int(os.environ.get("HOLDFAST_SIM_PROCESSES", "2"))
 SHOWN = 3
+LARGE = ("fleet", "suspects")  # a seed of these takes as long as three or more of another
+
+
+def seeds_of(storm: str, of_default: int = SEEDS) -> int:
+    """How many seeds a storm gets, where the default storm gets so many."""
+    if storm == "default":
+        return of_default
+    return of_default // (15 if storm in LARGE else 8) + 1
 
 
 def assert_all_hold(reports: list[Report]) -> None:
@@ -34,11 +44,18 @@ def assert_all_hold(reports: list[Report]) -> None:
 @pytest.mark.parametrize("storm", sorted(STORMS))
 def test_every_invariant_holds_and_nothing_behaves_in_another_way(storm: str) -> None:
     """A change that is meant writes the digests anew (tests/sim/frozen.py) and says why."""
-    seeds = SEEDS if storm == "default" else SEEDS // 15 + 1
+    seeds = seeds_of(storm)
     judged = frozen.judge(range(frozen.SEEDS), storm, PROCESSES)
     assert_all_hold([report for report, _ in judged])
     assert frozen.changed(storm, [digest for _, digest in judged]) == []
     assert_all_hold(run_seeds(range(frozen.SEEDS, seeds), storm, PROCESSES))
+
+
+def test_more_than_2000_seeds_are_worlds_of_several_nodes_and_750_of_one() -> None:
+    nodes = [shape_of(seed, storm).nodes
+             for storm in STORMS for seed in range(seeds_of(storm, 1000))]
+    assert sum(many > 1 for many in nodes) > 2000
+    assert nodes.count(1) > 750
 
 
 @pytest.mark.parametrize("shape", [Shape(1, 0, 1, 2), Shape(2, 1, 1, 1)], ids=["one", "many"])

@@ -291,10 +291,11 @@ def held_back(
 
 
 def faults_of(ctx: Context) -> dict[str, tuple[str, ...]]:
-    """Fault -> nodes that have it now, or were excluded for it."""
+    """Fault -> nodes that have it now, or were excluded for it.  The last word of one that is
+    silent since counts: what takes several nodes down is a common cause the more."""
     found: dict[str, set[str]] = {}
     for beat in ctx.observed.beats:
-        if beat.fatal and members.is_fresh(beat, ctx.now, ctx.settings):
+        if beat.fatal:
             found.setdefault(beat.fatal, set()).add(beat.node)
     docs = ctx.observed.store.docs
     for node, doc in docs.of(NODE):

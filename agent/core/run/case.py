@@ -19,6 +19,7 @@ from ..effects import drafts
 from ..model import (
     TRAINER,
     UNKNOWN,
+    Delete,
     Plan,
     RankView,
     RunView,
@@ -212,6 +213,11 @@ class RunCase:
                 continue
             elif effect.kind == "logs":
                 self.logs.settled(ctx, done)
+            elif isinstance(effect.body, Delete):
+                upkeep = self.state.upkeep
+                kept = () if done.ok else effect.body.paths
+                self.state.upkeep = replace(
+                    upkeep, not_deleted=(*upkeep.not_deleted, *kept)[-DELETED_MAX:])
             else:
                 self.ending.settled(done)
                 self.gate.settled(done)
@@ -373,14 +379,16 @@ class RunCase:
             self._delete(ctx, plan)
 
     def _delete(self, ctx: Context, plan: Plan) -> None:
-        view, deleted = ctx.view, self.state.upkeep.deleted
+        view, upkeep = ctx.view, self.state.upkeep
         paths = reconcile.deletable(
             view.commits, plan.history, view.keep or ctx.settings.keep_checkpoints,
             plan.quarantined)
-        new = tuple(path for path in paths if path not in deleted)
-        if new and ctx.emit(plan.generation, drafts.delete(plan, view, new)):
+        new = tuple(path for path in paths if path not in upkeep.deleted)
+        again = tuple(path for path in paths if path in upkeep.not_deleted)
+        if new and ctx.emit(plan.generation, drafts.delete(plan, view, (*new, *again))):
             self.state.upkeep = replace(
-                self.state.upkeep, deleted=(*deleted, *new)[-DELETED_MAX:])
+                upkeep, deleted=(*upkeep.deleted, *new)[-DELETED_MAX:], not_deleted=tuple(
+                    path for path in upkeep.not_deleted if path not in again))
 
     def _name_spares(self, ctx: Context, plan: Plan) -> None:
         """Names a node that came, or came back: only a named node may follow a lost leader."""

@@ -236,7 +236,8 @@ class BetweenSeen(Value, frozen=True):
 class Upkeep(Value, frozen=True):
     """What was tidied up behind a generation that runs, and how long it does without its store."""
 
-    deleted: tuple[str, ...] = ()
+    deleted: tuple[str, ...] = ()  # asked for
+    not_deleted: tuple[str, ...] = ()  # of these, what was refused: again with the next
     storeless_boot_s: float = -1.0  # since when it has none that can come back, and makes no step
 
 

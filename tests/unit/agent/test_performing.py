@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import time
 
+import msgspec
 import pytest
 from fakes import until
 from msgspec.structs import replace
 
 from holdfast.agent.actions import performer as performing
 from holdfast.agent.core.model import (
+    Delete,
+    Doc,
     Effect,
+    Plan,
     Resume,
     Start,
     Stop,
@@ -38,6 +42,9 @@ class OneAnswer:
             raise self.answer
         return self.answer
 
+    async def read(self, key):
+        return await self.put(key)
+
 
 def made(folder, store=None, orders=None):
     async def nobody(effect, body):
@@ -52,6 +59,37 @@ def made(folder, store=None, orders=None):
         Journal(folder), store or OneAnswer(1), order, lambda why: None,
         lambda part, error: said.append((part, error)), lambda run: (1, 1.0), nobody, nobody)
     return one, said
+
+
+DELETE = Effect("3/run/r/checkpoints/delete/1", "delete", "run/r/checkpoints", "x", 5.0,
+                Delete("r", 3, ("/c/step-1",)), outlives_node=True)
+
+
+def document(generation):
+    plan = Plan("r", generation, ("a", "b"), ((0, "a"), (1, "b")), Resume("fresh"), "test")
+    return Doc("run/r", 7, msgspec.json.encode(plan))
+
+
+@pytest.mark.parametrize(("answer", "says"), [
+    (document(3), ""), (document(4), "generation 3 deletes nothing: 4 stood in the store"),
+    (StoreError("away"), "store: away: nothing is deleted"),
+    (TimeoutError(), "store: no answer: nothing is deleted")])
+def test_of_many_nodes_one_deletes_after_the_store_said_that_its_generation_stands(
+        answer, says, tmp_path):
+    async def scenario():
+        orders = []
+        one, _ = made(tmp_path, OneAnswer(answer), orders)
+        one.many_nodes = True
+        one.perform(one.fresh([DELETE]), None)
+        if says:
+            (outcome,) = await until(lambda: one.outcomes([DELETE.id], 0.0))
+            assert (outcome.ok, outcome.error) == (False, says)
+        else:
+            await until(lambda: orders)
+        assert orders == ([] if says else [DELETE.id])
+        await one.close()
+
+    asyncio.run(scenario())
 
 
 PUT = Effect("1/run/r/put/1", "put", "run/r", "x", 5.0, StoreWrite("run/r", 0, b"{}"))

@@ -377,3 +377,15 @@ def test_idle_nodes_count_for_the_breaker() -> None:
     cluster.fatal["c"] = "gpu_lost"
     cluster.run(10)
     assert not any(key.startswith("node/") for key in cluster.docs)
+
+
+def test_a_node_that_fell_silent_with_a_fault_of_many_counts_for_the_breaker() -> None:
+    """Else the breaker closes when one of them goes down, and the others are excluded."""
+    cluster = started("abcdefgh", nnodes=2)
+    for name in "def":
+        cluster.fatal[name] = "gpu_lost"
+    cluster.run(3)
+    assert not any(key.startswith("node/") for key in cluster.docs)
+    cluster.lost.add("d")
+    cluster.run(40)
+    assert not any(key.startswith("node/") for key in cluster.docs)

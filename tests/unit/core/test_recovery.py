@@ -513,6 +513,24 @@ def test_keep_n_deletes_once_and_never_while_the_journal_stalls() -> None:
     assert lab.settle() == []
 
 
+def test_what_was_not_deleted_is_asked_for_again_with_the_next_and_not_before() -> None:
+    """A store that is away for a minute leaves nothing on the disk for good."""
+    lab = Lab(settings=Settings(keep_checkpoints=2))
+    lab.begin()
+
+    def asked(step: int) -> list[tuple[str, ...]]:
+        lab.commit(step)
+        return [e.body.paths for e in lab.settle() if isinstance(e.body, Delete)]
+
+    lab.hold = {"delete"}
+    assert (asked(5), asked(10), asked(15)) == ([], [], [("step-5.gen-1",)])
+    lab.outcomes.append(EffectOutcome(lab.log[-1].id, False, "store: no answer"))
+    assert lab.settle() == [] == lab.step(5.0)
+    lab.hold = set()
+    assert asked(20) == [("step-10.gen-1", "step-5.gen-1")]
+    assert asked(25) == [("step-15.gen-1",)]
+
+
 def test_the_journal_stalled_does_not_hold_a_restart_up() -> None:
     lab = Lab()
     lab.begin()
