@@ -52,10 +52,10 @@ PYTEST = (sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider")
 # The core's tests without those of logs, kernel lines, network and host.
 CORE = tuple(f"tests/unit/core/test_{name}.py" for name in (
     "borders", "recovery", "stage", "ladder", "rungs", "patience", "victims", "device_ranks",
-    "cost", "stopped", "rules", "resets", "repair", "stale_locks", "condition_incidents",
-    "silence", "ledger", "known_causes", "cluster", "small_parts", "edges", "loops", "hang",
-    "climb", "layout", "start_gate", "exclusion", "gate_of_nodes", "cut_off", "pause",
-    "many_nodes", "named_ranks", "incident_book", "compile_waits", "run_rules",
+    "cost", "stopped", "rules", "resets", "repair", "repair_of_nodes", "stale_locks",
+    "condition_incidents", "silence", "ledger", "known_causes", "cluster", "small_parts", "edges",
+    "loops", "hang", "climb", "layout", "start_gate", "exclusion", "gate_of_nodes", "cut_off",
+    "pause", "many_nodes", "named_ranks", "incident_book", "compile_waits", "run_rules",
     "way_back", "waits_of_nodes", "fences", "peer_gate", "node_tests"))
 DECIDING = (
     "ladder.py", "ledger.py", "incidents/book.py", "effects/in_flight.py",
