@@ -77,13 +77,13 @@ MODULES: dict[str, tuple[str, ...]] = {
     "agent/store/sqlite.py": ("tests/unit/agent/test_performer.py",
                               "tests/unit/agent/test_parts.py"),
     "agent/history/journal.py": ("tests/unit/agent/test_journal.py",),
-    "agent/web/auth.py": ("tests/unit/agent/test_web.py",),
+    "agent/web/auth.py": ("tests/unit/agent/test_web.py", "tests/unit/agent/test_door.py"),
     "trainer/checkpoint/format.py": ("tests/unit/trainer/test_checkpoint_format.py",),
     "trainer/checkpoint/restore.py": ("tests/unit/trainer/test_restore_digests.py",
                                       "tests/unit/trainer/test_recovery.py"),
     "trainer/checkpoint/read_back.py": ("tests/unit/trainer/test_read_back.py",),
-    "worker/launcher/rank_processes.py": ("tests/unit/worker/test_rank_processes.py",
-                                          "tests/unit/worker/test_launcher.py"),
+    "worker/launcher/rank_processes.py": tuple(f"tests/unit/worker/test_{name}.py" for name in (
+        "rank_starts", "rank_processes", "launcher")),
     "worker/launcher/commands.py": tuple(f"tests/unit/worker/test_{name}.py" for name in (
         "deletion", "remove_lock", "launcher", "compiling", "logwatch")),
     "worker/launcher/ending.py": ("tests/unit/worker/test_ending.py",),

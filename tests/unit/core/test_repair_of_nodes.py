@@ -9,7 +9,7 @@ from holdfast.agent.core.detect.ranks.ended import Cause
 from holdfast.agent.core.model import Doc, Effect, NodeOrder, Now, Request, Settings
 from holdfast.agent.core.nodes import repair
 from holdfast.agent.core.nodes.repair import DRAIN_S, RAN, SEEN_S, SETTLE_S, Reset
-from holdfast.agent.core.run.members import read_node
+from holdfast.agent.core.run.members import NodeDoc, read_node
 
 from .driver import Cluster, Lab
 from .test_kernel import BOOKS
@@ -167,6 +167,20 @@ def test_for_a_run_over_many_nodes_no_ladder_reaches_for_a_node(action: str) -> 
         _, leave = lab.node.repairs.rung(ctx, Cause("rank_hung", 1, "x", rank=0), action)
         assert (leave.reason == f"{action}: for faults that the node itself sees") is not alone
         assert not leave.may or alone
+
+
+@pytest.mark.parametrize(("age_s", "stands"), [(2.5, True), (3.0, True), (3.5, False)])
+def test_an_exclusion_that_is_not_written_for_three_seconds_is_judged_anew(
+    age_s: float, stands: bool
+) -> None:
+    lab = Lab(settings=Settings(single_node=False, allow=("reboot_node",), alone=True))
+    ctx = lab.node._context(Now(100.0, 1e9, "b"), lab.observed(), lab.view, [], [], [], {})
+    item = lab.node.kernel.of_cause(ctx, Cause(FAULT, 1, "x", node="a"))
+    old = NodeDoc(excluded=True, fault=FAULT, by="a", since_wall_s=1e9 - age_s)
+    wanted = {"a": old}
+    said = lab.node.repairs._out_of_service(ctx, item, "reboot_node", wanted)
+    assert said == "waits until this node is out of service"
+    assert wanted["a"].excluded and (wanted["a"] is old) is stands
 
 
 def test_a_rank_that_hangs_does_not_keep_the_reboot_behind_a_failed_reset_from_coming() -> None:
