@@ -52,10 +52,10 @@ PYTEST = (sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider")
 # The core's tests without those of logs, kernel lines, network and host.
 CORE = tuple(f"tests/unit/core/test_{name}.py" for name in (
     "borders", "recovery", "stage", "ladder", "rungs", "patience", "victims", "device_ranks",
-    "cost", "stopped", "rules", "resets", "repair", "stale_locks", "condition_incidents",
-    "silence", "ledger", "known_causes", "cluster", "small_parts", "edges", "loops", "hang",
-    "climb", "layout", "start_gate", "exclusion", "gate_of_nodes", "cut_off", "pause",
-    "many_nodes", "named_ranks", "incident_book", "compile_waits", "run_rules",
+    "cost", "stopped", "rules", "resets", "repair", "repair_of_nodes", "stale_locks",
+    "condition_incidents", "silence", "ledger", "known_causes", "cluster", "small_parts", "edges",
+    "loops", "hang", "climb", "layout", "start_gate", "exclusion", "gate_of_nodes", "cut_off",
+    "pause", "many_nodes", "named_ranks", "incident_book", "compile_waits", "run_rules",
     "way_back", "waits_of_nodes", "fences", "peer_gate", "node_tests"))
 DECIDING = (
     "ladder.py", "ledger.py", "incidents/book.py", "effects/in_flight.py",
@@ -77,13 +77,13 @@ MODULES: dict[str, tuple[str, ...]] = {
     "agent/store/sqlite.py": ("tests/unit/agent/test_performer.py",
                               "tests/unit/agent/test_parts.py"),
     "agent/history/journal.py": ("tests/unit/agent/test_journal.py",),
-    "agent/web/auth.py": ("tests/unit/agent/test_web.py",),
+    "agent/web/auth.py": ("tests/unit/agent/test_web.py", "tests/unit/agent/test_door.py"),
     "trainer/checkpoint/format.py": ("tests/unit/trainer/test_checkpoint_format.py",),
     "trainer/checkpoint/restore.py": ("tests/unit/trainer/test_restore_digests.py",
                                       "tests/unit/trainer/test_recovery.py"),
     "trainer/checkpoint/read_back.py": ("tests/unit/trainer/test_read_back.py",),
-    "worker/launcher/rank_processes.py": ("tests/unit/worker/test_rank_processes.py",
-                                          "tests/unit/worker/test_launcher.py"),
+    "worker/launcher/rank_processes.py": tuple(f"tests/unit/worker/test_{name}.py" for name in (
+        "rank_starts", "rank_processes", "launcher")),
     "worker/launcher/commands.py": tuple(f"tests/unit/worker/test_{name}.py" for name in (
         "deletion", "remove_lock", "launcher", "compiling", "logwatch")),
     "worker/launcher/ending.py": ("tests/unit/worker/test_ending.py",),

@@ -18,7 +18,7 @@ def is_open(
     """(True = stop acting, why).  `faults` maps a fault to the nodes that have it, or were
     excluded for it; `fleet` is how many nodes are known."""
     nodes = sorted(set(faults.get(fault, ())))
-    share = settings.breaker_fraction * max(fleet, 1)
+    share = settings.breaker_fraction * fleet
     if len(nodes) < settings.breaker_nodes or len(nodes) <= share:
         return False, f"{fault} on {len(nodes)} of {fleet} nodes"
     need = max(settings.breaker_nodes, math.floor(share) + 1)

@@ -6,20 +6,27 @@ import asyncio
 import os
 import random
 import sqlite3
+import threading
 import time
 
 import pytest
+from fakes import until
 from msgspec.structs import replace
+from waiting import LIMIT_S
 
 from holdfast.agent.actions.performer import Performer
 from holdfast.agent.core.model import Effect, Incident, Resume, Start, Stop, StoreView
 from holdfast.agent.history.journal import (
+    Answered,
+    Asked,
     Count,
     Finished,
     Happened,
     Intent,
+    JobRecord,
     Journal,
     Memory,
+    Review,
     intent_of,
     needs_sync,
 )
@@ -189,6 +196,92 @@ def test_a_locked_file_is_a_stalled_journal_that_recovers(tmp_path):
         journal.close()
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("where", ["taken", "told"])
+def test_a_journal_whose_oldest_record_waits_is_stalled_before_any_error(
+    where, tmp_path, monkeypatch
+):
+    """A disk that does not answer says nothing: the age of what waits for it does."""
+    monkeypatch.setattr("holdfast.agent.history.journal.STALL_S", 0.2)
+    reached, go = threading.Event(), threading.Event()
+
+    def hook(point):
+        if point == where:
+            reached.set()
+            assert go.wait(LIMIT_S)
+
+    async def scenario():
+        journal = Journal(tmp_path, hook)
+        journal.append(Memory(b"1"))
+        assert await asyncio.to_thread(reached.wait, LIMIT_S)
+        if where == "told":
+            assert not journal.stalled, "what was written is not late"
+            journal.append(Memory(b"2"))
+        await until(lambda: journal.stalled)
+        journal.append(Memory(b"3"))
+        assert journal.stalled and not journal.error
+        go.set()
+        await asyncio.wait_for(journal.append(Memory(b"4"), wait=True), LIMIT_S)
+        assert not journal.stalled
+        journal.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_disk_that_takes_nothing_is_asked_again_at_a_pace(tmp_path):
+    tries = []
+
+    async def scenario():
+        journal = Journal(tmp_path, lambda point: point == "taken" and tries.append(
+            time.monotonic()))
+        journal._database.execute("PRAGMA busy_timeout=0")
+        other = sqlite3.connect(tmp_path / "journal.db", isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        done = journal.append(Memory(b"1"), wait=True)
+        await until(lambda: len(tries) >= 4)
+        other.execute("ROLLBACK")
+        other.close()
+        await asyncio.wait_for(done, LIMIT_S)
+        journal.close()
+
+    asyncio.run(scenario())
+    assert tries[3] - tries[0] >= 0.5  # a fifth of a second apart
+
+
+def test_old_records_go_after_each_thousand(tmp_path, monkeypatch):
+    pruned = []
+    monkeypatch.setattr("holdfast.agent.history.journal.prune", pruned.append)
+
+    async def scenario():
+        journal = Journal(tmp_path)
+        for count, times in ((999, 1), (1, 2), (999, 2), (1, 3)):
+            await journal.append(*[Memory(b"")] * count, wait=True)
+            assert len(pruned) == times
+        journal.close()
+
+    asyncio.run(scenario())
+
+
+def test_what_people_asked_and_said_is_the_seed_of_the_next_life(tmp_path):
+    incident = Incident("i", "f", "run/r", "warn", "r", 1, 1.0, 1.0, "x", "c")
+    asked = [Asked(id, "pause", "run/r", "why", "ann", wall_s)
+             for wall_s, id in enumerate(("waits", "done", "refused"), 1)]
+    jobs = [JobRecord(f"{number:04d}", float(number), b"%d" % number) for number in range(1001)]
+
+    async def first_life():
+        journal = Journal(tmp_path)
+        await journal.append(
+            Happened(incident), *asked, Answered("done", True, "it rests", 5.0),
+            Answered("refused", False, "not yours", 6.0), Review("i", "ann", 7.0), *jobs, wait=True)
+        journal.close()
+
+    asyncio.run(first_life())
+    seed = Journal(tmp_path).seed
+    assert [(one.id, one.state, one.text) for one in seed.asked] == [
+        ("waits", "waiting", ""), ("done", "done", "it rests"), ("refused", "refused", "not yours")]
+    assert seed.reviews == (Review("i", "ann", 7.0, "", "", 0.0, ""),), "nothing else was said"
+    assert seed.jobs == tuple(one.body for one in jobs[1:]), "a thousand, the newest last"
 
 
 def test_the_queue_is_bounded_while_the_disk_is_full(tmp_path, monkeypatch):

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -56,12 +57,87 @@ def test_compare_and_set(tmp_path):
     asyncio.run(scenario())
 
 
+def test_a_document_is_deleted_at_its_own_version_alone_and_the_store_goes_on(tmp_path):
+    async def scenario():
+        store = SqliteStore(tmp_path)
+        for version in (0, 1):
+            await store.put(StoreWrite("run/a", version, b"x"))
+        for other in (0, 1, 3):
+            with pytest.raises(Conflict, match="version 2"):
+                await store.delete("run/a", other)
+        assert [doc.version for doc in store.view().docs] == [2]
+        await store.delete("run/a", 2)
+        assert store.view().up and not list(store.view().docs)
+        store.close()
+
+    asyncio.run(scenario())
+
+
+def test_every_document_but_a_lease_is_there_for_the_next_life(tmp_path):
+    keys = ["build/a", "identity/a", "node/a", "run/a", "tested/a"]
+
+    async def scenario():
+        store = SqliteStore(tmp_path)
+        assert [await store.put(StoreWrite(key, 0, b"x")) for key in keys] == [1] * len(keys)
+        await store.put(StoreWrite("lease/a", 0, b"node"))
+        assert [lease.holder for lease in store.view().leases] == ["node"]
+        store.close()
+        again = SqliteStore(tmp_path)
+        assert [doc.key for doc in again.view().docs] == keys and not again.view().leases
+        again.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_full_disk_keeps_no_run_from_its_next_plan(tmp_path):
+    """It is in force with the next version, and on the disk once that has room."""
+    plan = b"x" * 100_000
+
+    async def scenario():
+        store = SqliteStore(tmp_path)
+        assert await store.put(StoreWrite("run/a", 0, b"1")) == 1
+        pages = store._database.execute("PRAGMA page_count").fetchone()[0]
+        store._database.execute(f"PRAGMA max_page_count={pages}")
+        assert await store.put(StoreWrite("run/a", 1, plan)) == 2
+        assert store.view().up and "full" in store.problem
+        with pytest.raises(Conflict, match="version 2"):
+            await store.put(StoreWrite("run/a", 1, b"y"))
+        assert [(doc.version, doc.body) for doc in store.view().docs] == [(2, plan)]
+        assert await store.put(StoreWrite("run/a", 2, plan + b"y")) == 3
+        assert not await store.save()
+        store._database.execute("PRAGMA max_page_count=10000")
+        assert await store.save() and not store.problem
+        store.close()
+        again = SqliteStore(tmp_path)
+        assert [(doc.version, doc.body) for doc in again.view().docs] == [(3, plan + b"y")]
+        again.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("code", "remedy"), [
+    (sqlite3.SQLITE_FULL, "make room"), (sqlite3.SQLITE_CORRUPT, "move the file away"),
+    (sqlite3.SQLITE_NOTADB, "move the file away")])
+def test_a_store_that_cannot_be_opened_says_what_helps(code, remedy, tmp_path, monkeypatch):
+    error = sqlite3.DatabaseError("as the disk says")
+    error.sqlite_errorcode = code
+
+    class Failing:
+        def execute(self, what):
+            raise error
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(sqlite3, "connect", lambda *_, **__: Failing())
+    with pytest.raises(StoreError, match=f"as the disk says: {remedy}"):
+        SqliteStore(tmp_path)
+
+
 def test_a_store_that_fails_is_down_until_it_answers(tmp_path):
     async def scenario():
         store = SqliteStore(tmp_path)
         store._database.execute("PRAGMA busy_timeout=20")
-        import sqlite3
-
         other = sqlite3.connect(tmp_path / "store.db", isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(StoreError, match="locked"):

@@ -15,6 +15,9 @@ from holdfast.agent.core.model import (
     Delete,
     Doc,
     Effect,
+    EffectOutcome,
+    NodeOrder,
+    NodeTests,
     Plan,
     Resume,
     Start,
@@ -231,5 +234,141 @@ def test_an_agent_that_ends_while_its_journal_writes_begins_nothing_more(tmp_pat
         await until(lambda: never._callbacks)
         await one.close()
         assert (orders, said, one.in_flight, one._tasks) == ([], [], 2, set())
+
+    asyncio.run(scenario())
+
+
+def ends(one, effect, run="r", **said):
+    one.launcher_outcome(run, protocol.Outcome(**{"id": effect.id, "ok": True, **said}))
+
+
+STOP = Effect("1/run/r/stop/1", "stop", "run/r", "x", 5.0, Stop("r", 1, (0,), 1.0, "x"))
+
+
+@pytest.mark.parametrize("other", ["a", "q", "s"])
+def test_no_word_of_another_runs_launcher_ends_an_effect(other, tmp_path):
+    async def scenario():
+        orders = []
+        one, _ = made(tmp_path, orders=orders)
+        one.perform(one.fresh([STOP]), None)
+        await until(lambda: orders)
+        ends(one, STOP, other, ok=False)
+        assert one.in_flight == 1 and one.outcomes([STOP.id], 0.0) == ()
+        ends(one, STOP)
+        assert [outcome.ok for outcome in one.outcomes([STOP.id], 0.0)] == [True]
+        await one.close()
+
+    asyncio.run(scenario())
+
+
+def test_an_order_to_a_launcher_waits_a_moment_for_the_journal_and_no_longer(
+    tmp_path, monkeypatch
+):
+    async def scenario():
+        orders = []
+        one, said = made(tmp_path, orders=orders)
+        never = asyncio.get_running_loop().create_future()
+        monkeypatch.setattr(one._journal, "append", lambda *_, **__: never)
+        one.perform(one.fresh([STOP]), None)
+        await until(lambda: orders)
+        assert said == [("journal", "no commit within 0.25 s")]
+        await one.close()
+
+    asyncio.run(scenario())
+
+
+def test_an_order_to_a_launcher_waits_for_no_order_to_the_node(tmp_path):
+    """Whose program may take minutes."""
+    reboot = Effect("9/node/a/reboot_node/1", "reboot_node", "node/a", "x", 5.0,
+                    NodeOrder("reboot", "a", "i", "x"), outlives_node=True)
+
+    async def scenario():
+        orders, go = [], asyncio.Event()
+        one, _ = made(tmp_path, orders=orders)
+
+        async def node(effect, body):
+            await go.wait()
+            return ""
+
+        one._node = node
+        one.perform(one.fresh([reboot, STOP, PUT]), None)
+        await until(lambda: orders and one.outcomes([PUT.id], 0.0))
+        go.set()
+        await until(lambda: len(one.outcomes([], 0.0)) == 2)
+        assert one.in_flight == 1
+        await one.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_report_of_tests_over_many_nodes_is_kept_whole_and_other_words_are_cut(tmp_path):
+    tests = Effect("1/run/r/tests/1", "tests", "run/r", "x", 5.0, NodeTests("r", ("a", "b")))
+    far = replace(STOP, body=replace(STOP.body, node="b"))
+
+    async def scenario():
+        one, _ = made(tmp_path)
+
+        async def says(effect, body=None):
+            return EffectOutcome(effect.id, True, "", "x" * 100_000)
+
+        one.tests = one.elsewhere = says
+        one.perform(one.fresh([tests, far]), None)
+        await until(lambda: len(one.outcomes([], 0.0)) == 2)
+        found = {outcome.id: len(outcome.detail) for outcome in one.outcomes([], 0.0)}
+        assert found == {tests.id: 100_000, far.id: performing.DETAIL_MAX}
+        await one.close()
+
+    asyncio.run(scenario())
+
+
+def test_the_ids_that_ended_last_are_known_as_many_as_there_is_room_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(performing, "FINISHED_MAX", 3)
+    puts = [replace(PUT, id=f"1/run/r/put/{number}") for number in range(4)]
+
+    async def scenario():
+        one, _ = made(tmp_path)
+        for count, known in ((3, puts[:3]), (4, puts[1:])):
+            one.perform(one.fresh(puts[count - 1:count] if count > 3 else puts[:count]), None)
+            await until(lambda: not one.in_flight)
+            assert [put for put in puts[:count] if put not in one.fresh([put])] == known
+        await one.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("left", "counted"), [(4, 4), (5, 4)])
+def test_late_words_count_for_as_many_starts_as_there_is_room_for(
+    left, counted, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(performing, "GRACE_FOR_RESEND_S", 0.0)
+    monkeypatch.setattr(performing, "OUTCOMES_MAX", 4)
+    intents = [Intent(f"2/run/r{number}/start/1", "start", f"run/r{number}", "rank_killed", "", "x",
+                      1.0) for number in range(left)]
+
+    async def scenario():
+        journal = Journal(tmp_path)
+        await journal.append(*intents, wait=True)
+        journal.close()
+        one, _ = made(tmp_path)
+        await until(lambda: not one._orphans)
+        for number, intent in enumerate(intents):
+            ends(one, intent, f"r{number}")
+        restarts = [key[1][0] for key in one.counters if key[0] == "restarts"]
+        assert restarts == [f"r{number}" for number in range(left)][-counted:]
+        await one.close()
+
+    asyncio.run(scenario())
+
+
+def test_launchers_have_five_seconds_to_say_again_what_an_earlier_life_did_not_hear(tmp_path):
+    async def scenario():
+        journal, waits, loop = Journal(tmp_path), [], asyncio.get_running_loop()
+        await journal.append(intent_of(STOP, 1.0), wait=True)
+        journal.close()
+        loop.call_later = lambda delay_s, *rest: waits.append(delay_s)
+        one, _ = made(tmp_path)
+        del loop.call_later
+        assert waits == [5.0]
+        await one.close()
 
     asyncio.run(scenario())

@@ -7,6 +7,7 @@ import errno
 import socket
 from pathlib import Path
 
+import pytest
 from fakes import Hung, until
 from hypothesis import given
 from hypothesis import strategies as st
@@ -66,6 +67,12 @@ def test_only_what_listens_like_an_agent_is_one(tmp_path):
     assert len(preconditions.other_agents(tmp_path, "")) == preconditions.OTHERS_MAX
 
 
+def test_of_a_long_path_the_first_two_hundred_characters_are_named(tmp_path):
+    paths = [f"/{'x' * (length - 12)}/agent.sock" for length in (199, 200, 201, 900)]
+    table(tmp_path, *paths)
+    assert preconditions.other_agents(tmp_path, "") == tuple(sorted(one[:200] for one in paths))
+
+
 def test_a_table_that_cannot_be_read_to_its_end_is_not_an_empty_one(agent, tmp_path, monkeypatch):
     async def scenario():
         async with agent(**options(tmp_path)) as (daemon, _):
@@ -76,6 +83,9 @@ def test_a_table_that_cannot_be_read_to_its_end_is_not_an_empty_one(agent, tmp_p
             monkeypatch.setattr(preconditions, "TABLE_MAX_BYTES", 4096)
             gate = await look(daemon)
             assert "net/unix is longer than" in gate.closed and gate.others == ()
+            monkeypatch.setattr(preconditions, "TABLE_MAX_BYTES", 1 << 20)
+            table(tmp_path / "proc", *(f"/x{number:0900}" for number in range(1300)))
+            assert "net/unix is longer than 1 MiB" in (await look(daemon)).closed
 
     asyncio.run(scenario())
 
@@ -212,6 +222,24 @@ def test_a_store_that_the_sandbox_keeps_read_only_says_which_key_opens_it(
                 closed = (await look(daemon)).closed
                 assert "Read-only file system" in closed
                 assert closed.endswith("ReadWritePaths= of holdfast.service (docs/node-orders.md)")
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("error", [OSError("no"), ValueError("no"), RuntimeError("no")])
+def test_a_store_that_cannot_be_tried_keeps_every_order_here(agent, tmp_path, monkeypatch, error):
+    """The agent that ends has no thread for it any more."""
+    table(tmp_path / "proc")
+
+    async def scenario():
+        async with agent(**options(tmp_path)) as (daemon, _):
+            async def do(what, function):
+                raise error
+
+            monkeypatch.setattr(daemon.evidence.side_thread, "do", do)
+            with socket.socket(socket.AF_UNIX) as unit:
+                unit.bind(str(tmp_path / "n.sock"))
+                assert (await look(daemon)).closed == "evidence.store: no"
 
     asyncio.run(scenario())
 

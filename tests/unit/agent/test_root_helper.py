@@ -6,9 +6,14 @@ Nothing here can touch the machine: see root_unit.py.
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
+import os
 import sqlite3
+import subprocess
+import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 from fakes import until
@@ -113,6 +118,54 @@ def test_a_program_that_others_may_change_is_not_run(place, commands, tmp_path):
     with pytest.raises(Refused, match="put the program for drain there"):
         carry_out(order(verb="drain"), place)
     assert not called(tmp_path) and not (tmp_path / "state/done").exists()
+
+
+@pytest.mark.parametrize(("owner", "own", "runs"), [
+    (0, 0, True), (0, 7, True), (7, 7, True), (8, 7, False), (1, 0, False), (1, 7, False)])
+def test_a_program_is_roots_or_the_units_own(place, monkeypatch, owner, own, runs):
+    status = SimpleNamespace(st_uid=owner, st_mode=0o100755)
+    monkeypatch.setattr(os, "lstat", lambda path: status)
+    monkeypatch.setattr(os, "geteuid", lambda: own)
+    drain = {"verb": "drain", "fault": "x"}
+    if runs:
+        assert root_helper.command_of(drain, place)[1:] == ("node-a", "x")
+        return
+    with pytest.raises(Refused, match="may be changed by others than root"):
+        root_helper.command_of(drain, place)
+
+
+def test_its_memory_may_lie_in_folders_that_are_not_there_yet(place, tmp_path):
+    state = tmp_path / "var/lib/holdfast-node"
+    carry_out(order(), place._replace(state=state))
+    assert (state / "done").exists() and state.stat().st_mode & 0o777 == 0o700
+
+
+def test_an_order_waits_for_the_one_before_it_and_not_for_ever(place, tmp_path, monkeypatch):
+    (tmp_path / "state").mkdir()
+    looks = []
+    with open(tmp_path / "state/lock", "a") as before:
+        fcntl.flock(before, fcntl.LOCK_EX)
+
+        def sleep(seconds):
+            looks.append(seconds)
+            if len(looks) == 3:
+                fcntl.flock(before, fcntl.LOCK_UN)
+
+        monkeypatch.setattr(root_helper, "time", SimpleNamespace(
+            sleep=sleep, monotonic=time.monotonic))
+        carry_out(order(verb="drain"), place)
+        assert len(looks) == 3 and len(called(tmp_path)) == 1
+        fcntl.flock(before, fcntl.LOCK_EX)
+        monkeypatch.setattr(root_helper, "LOCK_S", -1.0)
+        with pytest.raises(Refused, match="another order is still being carried out"):
+            carry_out(order(verb="reboot"), place)
+    assert len(looks) == 3 and len(called(tmp_path)) == 1
+
+
+def test_it_is_a_program_by_itself():
+    done = subprocess.run([sys.executable, root_helper.__file__, "--help"], capture_output=True,
+                          timeout=60, check=True)
+    assert b"The root side of Holdfast's orders for a node." in done.stdout
 
 
 def test_a_reboot_without_a_program_is_systemds(place, commands):

@@ -46,6 +46,8 @@ from holdfast.agent.core.run.state import (
 )
 from holdfast.agent.core.series.wait_history import History
 
+from .driver import Lab
+
 
 def rank(number: int, **how: object) -> RankView:
     return RankView(number, "a", 100 + number, 1, "running", **how)  # type: ignore[arg-type]
@@ -122,6 +124,37 @@ def test_only_our_own_ranks_that_the_kernel_killed_for_memory_are_named() -> Non
 
     events = (event(ended.OUT_OF_MEMORY, 101), event(ended.OUT_OF_MEMORY, 7), event("other", 102))
     assert ended.oom_pids(events, (101, 102)) == [101]
+
+
+def test_of_sixty_four_ranks_that_the_kernel_killed_for_memory_each_is_known() -> None:
+    lab, most = Lab(nproc=64), 64
+    lab.begin()
+    pids = tuple(one.pid for one in lab.view.ranks)
+    lab.events = tuple(Event("host", "x", "host", "watch", "warn", "a line", pid=pid,
+                             fault=ended.OUT_OF_MEMORY) for pid in pids)
+    lab.step(0.1)
+    assert lab.node.cases["r"].state.progress.oom_pids == pids
+    lab.step(0.1)
+    assert len(lab.node.cases["r"].state.progress.oom_pids) == most, "and it is bounded"
+
+
+@pytest.mark.parametrize(("end", "reason", "final"), [
+    (Ended(139, 11), "crashed with SIGSEGV", False), (Ended(134, 6), "crashed with SIGABRT", False),
+    (Ended(5), "exit code 5", False), (Ended(127), "exit code 127", True),
+    (Ended(139, 11, error="Fatal Python error"), "Fatal Python error", False),
+])
+def test_a_rank_that_left_no_word_is_known_by_how_its_process_ended(
+    end: Ended, reason: str, final: bool
+) -> None:
+    cause = ended.cause_of(rank(3, ended=end), 0, ())
+    assert cause.reason.endswith(f" ended by itself: {reason}") and cause.final is final
+    assert (cause.fault, cause.user, cause.rank, cause.pid) == ("rank_exited", True, 3, 103)
+
+
+def test_of_ranks_that_disagree_the_one_that_aborts_is_no_culprit() -> None:
+    cause = ended.cause_of(dead(3, 9.0, f"RuntimeError: {ended.MISMATCH} in bytes"), 0, ())
+    assert (cause.fault, cause.user) == ("collective_mismatch", True)
+    assert (cause.rank, cause.node, cause.pid, cause.confidence) == (-1, "", 0, 0.9)
 
 
 def test_of_victims_alone_nobody_is_the_culprit() -> None:

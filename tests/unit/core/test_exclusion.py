@@ -99,6 +99,19 @@ def test_a_drain_that_nobody_can_follow_disturbs_nothing_and_is_given_up() -> No
         (False, "the drain was given up after 30 s: nobody took the ranks of r")]
 
 
+def test_a_drain_in_a_store_that_was_made_anew_has_its_whole_time() -> None:
+    """The document's versions begin anew with it: an older one says nothing of this drain."""
+    cluster = started("ab", settings=replace(MANY, drain_limit_s=30.0))
+    cluster.docs["node/b"] = Doc("node/b", 7, msgspec.json.encode(NodeDoc()))
+    cluster.run(60)
+    cluster.docs["node/b"] = Doc("node/b", 2, msgspec.json.encode(
+        NodeDoc(excluded=True, draining=True, reason="noisy fan", by="ann")))
+    cluster.run(20)
+    assert doc(cluster, "b").draining
+    cluster.run(14)
+    assert doc(cluster, "b").reason.startswith("the drain was given up after 30 s")
+
+
 def test_a_fault_meanwhile_goes_on_with_the_node_that_nobody_can_follow() -> None:
     cluster = started("ab")
     ask(cluster, "a", "drain", "b")

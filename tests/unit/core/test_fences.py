@@ -221,3 +221,17 @@ def test_a_node_that_is_missed_begins_no_ranks_of_a_script() -> None:
         assert may_start(RunState("r"), StageView(view, plan, single_node=False)) is starts
         heard = replace(plan, unheard=())
         assert may_start(RunState("r"), StageView(view, heard, single_node=False))
+
+
+def test_who_waits_looks_again_when_the_permits_have_run_out() -> None:
+    lab, kept = Lab(grade="script", name="a", settings=Settings(single_node=False)), Fences()
+    old, made = (
+        Plan("r", generation, ("a", other), ((0, "a"), (1, other)), Resume("fresh"), "test",
+             unheard=("b",)) for generation, other in ((1, "b"), (2, "c")))
+    for after_s, waits, wakes_s in (
+            (0.0, True, 1.0), (FENCE_S - 0.25, True, 0.25), (FENCE_S, False, 1.0)):
+        now = Now(100.0 + after_s, 1e9, "b")
+        ctx = lab.node._context(now, lab.observed(), lab.view, [], [], [], {})
+        kept.see(ctx, old, 5)
+        assert bool(kept.waits(ctx, old, made, (Member("b", False, lost=True),))) is waits
+        assert ctx.wake_s == pytest.approx(wakes_s)

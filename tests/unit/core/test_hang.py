@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from holdfast.agent.core.detect.ranks.hang import name_culprits
 from holdfast.agent.core.model import Settings, Stop, Verdict
+from holdfast.agent.core.series.wait_history import History
 
 from .driver import Cluster, Lab, replace
 
@@ -304,6 +306,19 @@ def test_the_one_that_stood_still_first_is_named_when_the_rest_is_equal() -> Non
     assert hang(lab)[0].subject == "run/r/rank/1"
 
 
+def test_ranks_that_counted_apart_from_the_start_are_compared_from_there() -> None:
+    """One of them made ten collectives more before the common step, and one less since."""
+    lab = trained("script")
+    lab.all(still_s=1.0, phase="forward_backward")
+    for numbers, bases, who in (((42, 51), {0: 0, 1: 10}, (1,)), ((42, 53), {0: 0, 1: 10}, (0,)),
+                                ((42, 51), {}, (0,)), ((42, 52), {0: 0, 1: 10}, (0, 1)),
+                                ((42, 51), None, (0, 1))):
+        for rank, number in enumerate(numbers):
+            lab.change(rank, seq=((0, number),))
+        named, _ = name_culprits(lab.view.ranks, History(), bases, "script")
+        assert tuple(one.rank for one in named) == who, (numbers, bases)
+
+
 def test_a_trainers_rank_that_is_a_step_behind_is_the_one() -> None:
     """Stages of a pipeline count different collectives, and their steps tell all the same."""
     for grade, named in (("trainer", "run/r/rank/1"), ("script", "run/r")):
@@ -334,6 +349,15 @@ def test_collectives_that_differ_name_the_odd_one() -> None:
     verdict = hang(lab)[0]
     assert (verdict.fault, verdict.subject) == ("collective_mismatch", "run/r/rank/2")
     assert ("rank 2", "collective 41: all_reduce [256]") in verdict.evidence
+
+
+def test_where_nobody_is_named_nobody_is_looked_at() -> None:
+    lab = trained()
+    for rank, size in ((0, 512), (1, 256)):
+        lab.change(rank, flight=((41, "all_reduce", f"[{size}]"),), still_s=0.6,
+                   phase="collective")
+    assert "evidence" not in lab.kinds(lab.step(0.6))
+    assert (hang(lab)[0].fault, hang(lab)[0].subject) == ("collective_mismatch", "run/r")
 
 
 def test_of_two_ranks_nobody_is_blamed_and_who_left_its_habit_is_told() -> None:

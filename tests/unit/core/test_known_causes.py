@@ -20,7 +20,7 @@ from holdfast.agent.core.model import (
     readings_of,
 )
 from holdfast.agent.core.run import outgoing
-from holdfast.agent.core.run.causes import EXPLAINED_S
+from holdfast.agent.core.run.causes import EVIDENCE_KEPT, EXPLAINED_S
 
 from .driver import Cluster, Lab, replace
 
@@ -184,6 +184,30 @@ def test_a_limit_of_the_users_own_holds_whatever_explains_the_wait(
     assert len(lab.starts()) == 2
 
 
+@pytest.mark.parametrize(("limit_s", "words"), [(1.0, "limit of 1 s holds"), (0.0, "")])
+def test_that_a_limit_holds_is_said_where_there_is_one_however_short(
+    limit_s: float, words: str
+) -> None:
+    lab = trained(hang_limit_s=limit_s)
+    lab.settings = lab.node.settings = replace(lab.settings, act=())  # it is shown alone
+    lab.evidence = ON_DATA
+    watch(lab, MOUNT)
+    wait(lab, 30, proc_state="D")
+    (said,) = [one for one in lab.decision.incidents if one.run == "r"]
+    assert "no restart is spent" in said.would_have and words in said.would_have
+    assert ("own limit" in said.would_have) is bool(words)
+
+
+def test_of_many_waits_that_were_looked_at_the_newest_are_kept() -> None:
+    lab = trained()
+    lab.evidence = ON_DATA
+    for step in range(9, 9 + EVIDENCE_KEPT + 8):
+        lab.train(step)
+        wait(lab, 3)
+    kept = lab.node.cases["r"].state.suspects.waits
+    assert len(kept) == EVIDENCE_KEPT and list(kept)[-1].endswith(f"/{step}")
+
+
 HUNG = Condition("a", "mount_hung", "hung", "/data", ("/data/local",), "nfs4")
 SPACE = Condition("a", "disk_space_low", "full", "/", ("/ckpt",))
 CARD = Condition("a", "nic_link_down", "down", card="roce")
@@ -285,6 +309,24 @@ def test_a_run_that_is_suspended_is_shown_and_left_alone(launcher: bool) -> None
     lab.step(0.1)
     lab.train(12)
     assert len(lab.starts()) == 1 and not [one for one in lab.decision.incidents if one.run == "r"]
+
+
+def test_ranks_that_go_on_after_a_suspension_have_a_moment_to_show_it() -> None:
+    """What a page says just then was written before.  Who stands still longer is a fault."""
+    lab = Lab()
+    lab.begin()
+    lab.train(8)
+    lab.view = replace(lab.view, suspended=True)
+    for second in range(1, 21):
+        lab.all(still_s=float(second))
+        lab.step(1.0)
+    lab.view = replace(lab.view, suspended=False)
+    said = []
+    for quarter in range(1, 9):
+        lab.all(still_s=20.0 + quarter / 4)
+        lab.step(0.25)
+        said.append(any(one.fault == "rank_hung" for one in lab.decision.verdicts))
+    assert said.index(True) == 5  # after a second and a half
 
 
 def test_a_suspension_of_an_earlier_boot_excuses_nothing() -> None:

@@ -156,6 +156,15 @@ def test_another_boot_cuts_the_step_short() -> None:
     assert dict(book.settled_rows())["detection"] == pytest.approx(4.5)
 
 
+@pytest.mark.parametrize("up_s", [3.0, 100.5, 109.0, 5000.0])
+def test_no_second_of_another_boot_is_counted_however_long_it_lasts_already(up_s: float) -> None:
+    book = spent((100.0, "training", 99.0), (101.0, "training", 100.9))
+    book.settle(up_s, "c", {}, shown={})
+    assert sum(seconds for _, seconds in book.settled_rows()) == pytest.approx(1.0)
+    book.settle(up_s + 1.0, "c", {}, shown={})
+    assert book.node["idle"] == pytest.approx(1.0)
+
+
 def test_what_is_trained_behind_the_last_step_is_open_until_the_next() -> None:
     looks = [(100.0, "training", 99.0), (108.0, "training", 106.0)]
     book = spent(*looks)
@@ -427,6 +436,7 @@ def rows_of(lab: Lab) -> dict[str, float]:
 
 @pytest.mark.parametrize(("doing", "name"), [
     (Doing(live=True, phases=("forward_backward",), step=5, step_s=0.1), "training"),
+    (Doing(live=True, phases=("forward_backward",)), "training"),  # its first step
     (Doing(checked=True), "health_check"), (Doing(no_spare=True), "idle_no_spare"),
     (Doing(no_spare=True, broken=True, known=True), "idle_no_spare"),
     (Doing(live=True, phases=("forward_backward",), checked=True, step=1), "training"),

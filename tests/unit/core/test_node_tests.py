@@ -133,3 +133,23 @@ def test_what_is_written_is_read_and_junk_is_nothing() -> None:
     docs = Documents(Doc(key, 1, body) for key, body in bodies.items())
     assert [one.wall_s for one in node_tests.reports(docs)] == [1.0, 2.0]
     assert node_tests.read_found("{") is None and node_tests.read_found("") is None
+
+
+def test_who_is_slow_in_the_network_is_told_what_well_would_be_and_a_processor_is_not() -> None:
+    slow = refused(found(World({"n002": 0.5})))["n002"]
+    assert "; well is " in slow.reason and "B/s or more)" in slow.reason
+    assert "well is" not in refused(found(World(compute={"n002": 0.5})))["n002"].reason
+
+
+def test_a_link_that_is_only_slow_needs_no_new_tests() -> None:
+    cut = {state: Found(("a", "b", "c"), links=(BadLink(("a", "b"), state, "x"),))
+           for state in (SLOW, BROKEN)}
+    assert node_tests.answers(cut[SLOW], ("a", "b"))
+    assert not node_tests.answers(cut[BROKEN], ("a", "b"))
+    assert node_tests.answers(cut[BROKEN], ("a", "c"))
+
+
+def test_tests_in_which_a_node_took_no_part_say_nothing_of_it() -> None:
+    hurt = found(World({"n002": 0.0}))
+    others = node_tests.with_away(Found(("n000", "n001"), 2.0), {"n002": "it trains elsewhere"})
+    assert node_tests.left_out([hurt, others], ALWAYS)[0].keys() == {"n002"}

@@ -277,3 +277,65 @@ def test_who_leads_after_the_tester_believes_what_it_wrote() -> None:
     made.lost.add("a")
     made.run(25)
     assert sorted(made.plan().members) == ["b", "c"] and len(rounds(made)) == 1
+
+
+def of_run(found: Found, made: Cluster) -> None:
+    """It is written down as what another node of the fleet found just now."""
+    doc = made.docs.get("tested/z", Doc("tested/z", 0, b""))
+    found = replace(found, wall_s=1e9 + made.labs["a"].boot_s)
+    made.docs["tested/z"] = Doc(doc.key, doc.version + 1, written((), found))
+    made.run(3)
+
+
+def told(made: Cluster, words: str) -> int:
+    """How often a person was told that, of whomever."""
+    return sum(words in one.reason for lab in made.labs.values() for one in lab.incidents.values())
+
+
+def test_what_was_said_to_an_earlier_launcher_is_over_when_another_comes() -> None:
+    made = fleet("abcd", 4, least=2, world=World({("b", "c"): 0.5}))
+    made.run(12)
+    assert "link b - c is slow" in open_notes(made)[0]
+    requeued(made)
+    made.run(8)
+    assert not rounds(made), "it is a young word, and spares the tests"
+    assert not open_notes(made) and made.plan().generation == 2
+
+
+def test_each_launcher_that_ignores_the_tests_is_written_down() -> None:
+    made = fleet("abc", 3, ignored_checks=("peers",), ignore_reason="known", uid=7)
+    made.run(8)
+    requeued(made)
+    made.run(8)
+    assert made.plan().generation == 2 and told(made, "uid 7 asked for that: known") == 2
+
+
+@pytest.mark.parametrize(("uid", "who"), [(0, "uid 0"), (7, "uid 7"), (-1, "its user")])
+def test_it_is_written_down_who_asked_for_a_start_without_tests(uid: int, who: str) -> None:
+    made = fleet("abc", 3, ignored_checks=("peers",), ignore_reason="known", uid=uid)
+    made.run(8)
+    assert told(made, f"without tests between its nodes; {who} asked for that: known") == 1
+
+
+def test_nobody_is_named_for_what_was_found_before_this_launcher_came() -> None:
+    """Its own tests speak, and until then nothing is said of anybody."""
+    made = fleet("abcd", 4, least=3, world=World({"d": 0.0}))
+    made.run(12)
+    assert told(made, "d takes no ranks of it") == 1
+    becomes(made, World())
+    requeued(made)
+    made.run(10)
+    assert told(made, "d takes no ranks of it") == 1 and not open_notes(made)
+
+
+def test_a_node_of_a_run_that_goes_on_is_named_each_time_that_it_is_found_hurt() -> None:
+    made = fleet("abcd", 4)
+    made.run(10)
+    nodes, slow = tuple("abcd"), Hurt("d", "slow", "slow with a and b", "look")
+    for times in (1, 2):
+        of_run(Found(nodes, hurt=(slow,)), made)
+        assert open_notes(made) == ["d takes part all the same: check peers: slow with a and b"]
+        of_run(Found(nodes), made)
+        assert not open_notes(made)
+        assert told(made, "d takes part all the same") == times
+    assert sorted(made.plan().members) == list("abcd") and made.plan().generation == 1

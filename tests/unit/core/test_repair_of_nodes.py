@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from holdfast.agent.core.model import Doc, Effect, NodeOrder, Request, Settings
-from holdfast.agent.core.nodes.repair import DRAIN_S, RAN, SEEN_S, SETTLE_S
-from holdfast.agent.core.run.members import read_node
+from holdfast.agent.core.detect.ranks.ended import Cause
+from holdfast.agent.core.model import Doc, Effect, NodeOrder, Now, Request, Settings
+from holdfast.agent.core.nodes import repair
+from holdfast.agent.core.nodes.repair import DRAIN_S, RAN, SEEN_S, SETTLE_S, Reset
+from holdfast.agent.core.run.members import NodeDoc, read_node
 
 from .driver import Cluster, Lab
 from .test_kernel import BOOKS
@@ -141,6 +143,46 @@ def test_a_drain_and_reset_waits_for_ranks_without_limit_on_a_node_that_is_out_a
     assert not orders(lab) and "elsewhere" in said(lab)
 
 
+def test_a_reset_of_before_ends_no_run_for_what_the_runbook_alone_asks_for() -> None:
+    """Nobody but the driver's instruction ends ranks that go on, whatever came before it."""
+    cluster = of_another_gpu("ab", "")
+    lab = cluster.labs["b"]
+    cluster.step()
+    (item,) = lab.node.kernel.book.open.values()
+    lab.node.repairs.memory.resets[item.incident.subject] = Reset(lab.boot_id, 1e9)
+    cluster.docs["node/b"] = Doc("node/b", 1, b'{"excluded":true}')
+    lab._stop = lambda _: None  # type: ignore[method-assign]
+    cluster.run(SETTLE_S + 3 * DRAIN_S)
+    assert not orders(lab) and "until the ranks of r are elsewhere" in said(lab)
+
+
+@pytest.mark.parametrize("action", ["drain_node", "reboot_node", "reset_gpu"])
+def test_for_a_run_over_many_nodes_no_ladder_reaches_for_a_node(action: str) -> None:
+    """Who leads may be another: the node itself orders it, for a fault of its own that it saw."""
+    allow = ("drain_node", "reboot_node", "reset_gpu")
+    for alone in (False, True):
+        lab = Lab(settings=Settings(single_node=alone, allow=allow, alone=True))
+        now = Now(100.0, 1e9, "b")
+        ctx = lab.node._context(now, lab.observed(), lab.view, [], [], [], {})
+        _, leave = lab.node.repairs.rung(ctx, Cause("rank_hung", 1, "x", rank=0), action)
+        assert (leave.reason == f"{action}: for faults that the node itself sees") is not alone
+        assert not leave.may or alone
+
+
+@pytest.mark.parametrize(("age_s", "stands"), [(2.5, True), (3.0, True), (3.5, False)])
+def test_an_exclusion_that_is_not_written_for_three_seconds_is_judged_anew(
+    age_s: float, stands: bool
+) -> None:
+    lab = Lab(settings=Settings(single_node=False, allow=("reboot_node",), alone=True))
+    ctx = lab.node._context(Now(100.0, 1e9, "b"), lab.observed(), lab.view, [], [], [], {})
+    item = lab.node.kernel.of_cause(ctx, Cause(FAULT, 1, "x", node="a"))
+    old = NodeDoc(excluded=True, fault=FAULT, by="a", since_wall_s=1e9 - age_s)
+    wanted = {"a": old}
+    said = lab.node.repairs._out_of_service(ctx, item, "reboot_node", wanted)
+    assert said == "waits until this node is out of service"
+    assert wanted["a"].excluded and (wanted["a"] is old) is stands
+
+
 def test_a_rank_that_hangs_does_not_keep_the_reboot_behind_a_failed_reset_from_coming() -> None:
     """It had its time to go elsewhere before the reset, which failed because it is still there."""
     cluster = of_another_gpu("abc", "reset_gpu", allow=("reset_gpu", "reboot_node"))
@@ -165,17 +207,20 @@ def test_a_rank_that_hangs_does_not_keep_the_reboot_behind_a_failed_reset_from_c
     assert orders(lab) == ["reset_gpu", "reboot"]
 
 
-@pytest.mark.parametrize("late", ["", "ef"])
-def test_nodes_that_exclude_themselves_in_one_moment_do_not_all_reboot(late: str) -> None:
+@pytest.mark.parametrize(("late", "look_s"), [("", 1.0), ("ef", 1.0), ("ef", 0.75)])
+def test_nodes_that_exclude_themselves_in_one_moment_do_not_all_reboot(
+    late: str, look_s: float
+) -> None:
     """None of them sees the others' documents before it has decided on its own; `late`: whose is
-    refused at first, and written again."""
+    refused at first, and written again at the third look, within three seconds."""
     cluster = fleet("abcdefgh", exclude_window_s=120.0)
     sick = {name: cluster.labs[name] for name in "efgh"}
     for name, lab in sick.items():
         lab.view = replace(lab.view, state="done")
         cluster.fatal[name] = FAULT if name in "ef" else "host_kernel_crash"
         lab.refuse_puts = int(name in late)
-    cluster.run(SETTLE_S + SEEN_S + 20)
+    for _ in range(int((SETTLE_S + SEEN_S + 20) / look_s)):
+        cluster.step(look_s)
     assert all(read_node(cluster.docs[f"node/{name}"]).excluded for name in sick)
     assert [name for name, lab in sick.items() if orders(lab)] == ["e", "f"]
     (last,) = sick["h"].decision.incidents
@@ -262,3 +307,10 @@ def test_a_run_of_another_agent_is_not_ended_for_it() -> None:
     cluster.run(60)
     assert not orders(lab) and "this agent may not end it" in said(lab)
     assert "node/d" not in cluster.docs, "it is not taken out of service for that"
+
+
+def test_what_is_remembered_of_orders_is_bounded_and_the_oldest_goes_first() -> None:
+    for count, first in ((3, 0), (128, 0), (129, 1), (140, 12)):
+        kept = {str(number): number for number in range(count)}
+        repair._bound(kept)
+        assert list(kept) == [str(number) for number in range(first, count)]

@@ -303,3 +303,42 @@ def test_what_came_true_may_be_asked_again_at_once() -> None:
     table.came_true(again.id)
     assert not table.pending and table.failures(1, "run/r", "finish") == 0
     assert table.add(1, draft, 0.0) is not None
+
+
+def counted(*rows: tuple[tuple[int, int], ...], still_s: float = 1.0) -> tuple[RankView, ...]:
+    """Ranks with these numbers of collectives at the ends of their steps."""
+    return tuple(RankView(number, "a", 7, 1, "running", step=row[-1][0], step_seq=row,
+                          still_s=still_s) for number, row in enumerate(rows))
+
+
+def steps(first: int, each: int = 10) -> tuple[tuple[int, int], ...]:
+    return tuple((step, first + each * step) for step in range(1, 6))
+
+
+def test_ranks_of_a_script_that_advance_alike_are_compared_however_many_and_from_where() -> None:
+    for ranks in (2, 3, 5):
+        alike = counted(*(steps(100 * number) for number in range(ranks)))
+        assert collective.learn_bases(alike) == {n: 100 * n + 10 for n in range(ranks)}
+        apart = counted(*(steps(0) for _ in range(ranks - 1)), steps(0, 11))
+        assert collective.learn_bases(apart) is None
+    assert collective.learn_bases(counted(steps(0))) is None, "one has nobody to be compared with"
+    still = counted(steps(0, 0), steps(0, 0))
+    assert collective.learn_bases(still) is None, "steps without any"
+
+
+@pytest.mark.parametrize(("agreed", "bad_from"), [(True, 8), (False, 4)])
+def test_where_no_common_step_is_good_all_since_the_resume_is_in_doubt(
+    agreed: bool, bad_from: int
+) -> None:
+    whole, less = ((7, 70), (8, 80), (9, 90)), ((7, 70), (8, 79), (9, 89))
+    start = 0 if agreed else 1
+    cause = collective.skipped(counted(whole[start:], less[start:]), 3, 1.0, {})
+    assert cause is not None and (cause.rank, cause.bad_from) == (1, bad_from)
+
+
+def test_three_that_all_differ_are_a_mismatch_without_a_culprit() -> None:
+    ranks = tuple(RankView(number, "a", 7, 1, "running", still_s=1.0,
+                           flight=((41, "all_reduce", f"[{number}]"),)) for number in range(3))
+    cause = collective.mismatch(ranks, 1.0)
+    assert cause is not None and (cause.fault, cause.rank) == ("collective_mismatch", -1)
+    assert len(cause.evidence) == 3

@@ -137,6 +137,13 @@ def test_keep_n_counts_valid_ones_and_spares_what_lies_above() -> None:
     assert reconcile.deletable(listed[:1], (), 2, ()) == ()
 
 
+def test_the_newest_that_is_proven_stays_however_few_are_to_be_kept() -> None:
+    listed = commits((1, 5), (1, 10))
+    assert reconcile.deletable(listed, (), 0, ()) == ()
+    proven = [replace(each, verified=True) for each in listed]
+    assert reconcile.deletable(proven, (), 0, ()) == ("step-5.gen-1",)
+
+
 def test_what_was_not_read_back_does_not_count_for_keep_n() -> None:
     """Two newer ones may both be damaged: the last one that is proven stays."""
     listed = commits((1, 5), (1, 10), (1, 15), (1, 20))
@@ -210,6 +217,17 @@ def test_a_deadline_is_a_failure_and_failures_wait_longer_each_time() -> None:
     assert second is not None and second.id.endswith("/2")
     box.settle((EffectOutcome(second.id, False, "no"),), 6.3)
     assert box.add(1, draft(), 8.2) is None and box.add(1, draft(), 8.4) is not None
+
+
+def test_failures_are_counted_until_it_succeeds_and_what_was_never_asked_has_none() -> None:
+    box, counts = in_flight.InFlight(), []
+    assert box.failures(1, "run/r", "finish") == 0
+    for at_s, ok in ((0.0, False), (50.0, False), (100.0, True)):
+        effect = box.add(1, draft(), at_s)
+        assert effect is not None
+        box.settle((EffectOutcome(effect.id, ok, ""),), at_s)
+        counts.append(box.failures(1, "run/r", "finish"))
+    assert counts == [1, 2, 0] and box.failures(2, "run/r", "finish") == 0
 
 
 def test_an_id_is_given_once_over_boots_and_however_much_was_asked_for_since() -> None:

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import pytest
 from msgspec.structs import replace
 
-from holdfast.agent.core.run.stage import Stage, StageView, stage
-from holdfast.agent.core.run.state import Ending, Held, RunState
+from holdfast.agent.core.detect.ranks.ended import Cause
+from holdfast.agent.core.model import Incident, Plan, Resume
+from holdfast.agent.core.run.policy import Grant
+from holdfast.agent.core.run.stage import Stage, StageView, check_invariants, stage
+from holdfast.agent.core.run.state import (
+    DocumentSeen,
+    Ending,
+    Held,
+    OpenIncident,
+    Progress,
+    Recovery,
+    RunState,
+)
 
 from .driver import Lab
 
@@ -58,6 +70,23 @@ def test_a_suspended_run_is_named_so_and_by_another_agent_too() -> None:
     assert seen(lab) == "ending", "an end goes on below a stopped launcher"
 
 
+@pytest.mark.parametrize(("how", "code"), [("shutdown", 130), ("drain", 75), ("decided", 76)])
+def test_an_end_is_gone_on_with_below_a_stopped_launcher(how: str, code: int) -> None:
+    """It would wait for somebody who has the launcher go on, and the scheduler kills them all."""
+    lab = Lab(nproc=2)
+    lab.begin()
+    lab.train(3)
+    lab.view = replace(lab.view, suspended=True, shutdown="interrupted" * (how == "shutdown"))
+    case = lab.node.cases["r"]
+    if how == "drain":
+        case.operator.drain("maintenance")
+    elif how == "decided":
+        case.ending.decide(code, "its budget is spent")
+    lab.step(1.0)
+    lab.settle()
+    assert lab.finishes() == [code]
+
+
 def test_the_run_of_another_user_is_over_once_its_launcher_is_told() -> None:
     lab = Lab(nproc=2, uid=1000)
     lab.begin()
@@ -81,3 +110,36 @@ def test_an_end_goes_before_everything_and_a_wanted_one_first() -> None:
     state.held = Held(drain="maintenance")
     assert stage(state, view) is Stage.ENDING
     assert stage(state, StageView(replace(lab.view, connected=False))) is Stage.UNKNOWN
+
+
+@pytest.mark.parametrize(("owned", "run", "wrong"), [
+    ("k", "r", False), ("a", "r", True), ("z", "r", True), ("k", "a", True), ("k", "z", True)])
+def test_an_incident_of_another_run_is_no_part_of_this_ones_state(
+    owned: str, run: str, wrong: bool
+) -> None:
+    one = Incident(id=owned, fault="f", subject="run/r", severity="warn", run=run, generation=1,
+                   opened_wall_s=1e9, opened_boot_s=1.0, reason="x", culprit="")
+    state = RunState("r")
+    state.incidents.book.open["k"] = OpenIncident(one)
+    assert check_invariants(state) == (("k is not of this run",) if wrong else ())
+
+
+@pytest.mark.parametrize(("less", "said"), [(-1, True), (0, False), (1, False)])
+def test_no_count_of_a_run_is_below_nothing(less: int, said: bool) -> None:
+    earned = RunState("r", progress=Progress(earned_steps=less))
+    assert check_invariants(earned) == (("a cause earned less than nothing",) if said else ())
+    grant = Grant("restart", "x", spent=(("restarts", less),))
+    spent = RunState("r", recovery=Recovery(Cause("rank_killed", 1, "x"), grant=grant))
+    plan = Plan("r", 1, ("a",), ((0, "a"),), Resume("fresh"), "x", spent=(("restarts", less),))
+    planned = RunState("r", document=DocumentSeen(plan))
+    for state in (spent, planned):
+        assert check_invariants(state) == (("a budget is negative",) if said else ())
+
+
+def test_no_recovery_begins_in_a_run_that_ends() -> None:
+    none, begun = RunState("r"), RunState("r", recovery=Recovery(Cause("rank_killed", 1, "x")))
+    over = RunState("r", ending=Ending(0))
+    late = RunState("r", ending=Ending(0), recovery=begun.recovery)
+    assert check_invariants(late, over) == ("a recovery began in a run that ends",)
+    for before, state in ((none, begun), (none, late), (over, over), (late, late), (late, over)):
+        assert check_invariants(state, before) == ()

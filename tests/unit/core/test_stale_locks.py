@@ -48,6 +48,23 @@ def test_the_runbook_says_how_often_a_day() -> None:
     assert orders(made, 9, 600.0) == [RemoveLock("r", PATH)]
 
 
+def test_a_day_of_the_runbook_is_a_whole_one() -> None:
+    made = lab("remove_lock")
+    assert orders(made, 1) == [RemoveLock("r", PATH)]
+    assert orders(made, 2, (86400.0 - 10.0) / 2) == []
+    assert orders(made, 1, 11.0) == [RemoveLock("r", PATH)]
+
+
+def test_a_clock_that_was_set_back_gives_no_other_at_once() -> None:
+    made = lab("remove_lock")
+    books = load_runbooks()
+    books["compile_lock_stale"] = replace(books["compile_lock_stale"], budget_count=2)
+    made.node = Node("a", made.settings, books)
+    assert orders(made) == [RemoveLock("r", PATH)]
+    made.wall_ahead_s = -30.0
+    assert orders(made) == []
+
+
 @pytest.mark.parametrize("why", ["not allowed", "no run", "paused", "journal", "young"])
 def test_what_leaves_the_lock_where_it_is(why: str) -> None:
     made = lab(*([] if why == "not allowed" else ["remove_lock"]))

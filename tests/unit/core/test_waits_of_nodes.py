@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast.agent.core.model import Settings
-from holdfast.agent.core.run.ending import STOP_WAIT_S
+from holdfast.agent.core.run.ending import SHUTDOWN_CODES, STOP_WAIT_S
 
 from .driver import Cluster, Lab, replace
 
@@ -121,3 +121,29 @@ def test_ranks_that_leave_sooner_hold_nobody() -> None:
     lab.view = replace(lab.view, shutdown="preempted")
     lab.settle()
     assert lab.finishes() == [75]
+
+
+@pytest.mark.parametrize("first", [0, 75, 130])
+def test_the_first_end_that_is_decided_stands(first: int) -> None:
+    lab = Lab()
+    lab.begin()
+    case = lab.node.cases["r"]
+    case.ending.decide(first, "one")
+    case.ending.decide(76, "another")
+    assert case.state.ending is not None
+    assert (case.state.ending.code, case.state.ending.reason) == (first, "one")
+    lab.settle()
+    assert lab.finishes() == [first]
+
+
+@pytest.mark.parametrize("shutdown", ["preempted", "interrupted"])
+def test_who_is_told_to_end_waits_for_no_leaders_word(shutdown: str) -> None:
+    """The caller of one launcher ends it soon, whatever the others are about."""
+    made = Cluster("abc", 3)
+    made.run(8)
+    asked = next(name for name in "bc" if name != made.leader())
+    made.dead |= set("abc") - {asked}
+    lab = made.labs[asked]
+    lab.view = replace(lab.view, shutdown=shutdown)
+    made.run(lab.settings.stop_grace_s + STOP_WAIT_S + 2)
+    assert lab.finishes() == [SHUTDOWN_CODES[shutdown]]

@@ -121,7 +121,7 @@ def test_what_arrived_differently_is_sent_again_once_and_never_used(
         assert [h.torn for h in held] == [False, True]
 
 
-@pytest.mark.parametrize("planned", [7, 5])
+@pytest.mark.parametrize("planned", [7, 5, 0, -1])  # -1: whichever they hold
 def test_survivors_that_hold_another_step_than_was_planned_are_refused(planned, monkeypatch):
     monkeypatch.setattr(restoring, "_transfer", lambda *_: "x")
     held = [restoring.Held(step=7, torn=False), restoring.Held(step=9, torn=True)]
@@ -131,4 +131,68 @@ def test_survivors_that_hold_another_step_than_was_planned_are_refused(planned, 
                           SimpleNamespace(empty=False), held[rank], None, None, None)
 
     said = on_all(body)
-    assert all((one is None) == (planned == 7) for one in said), said
+    assert all((one is None) == (planned in (7, -1)) for one in said), said
+
+
+@pytest.mark.parametrize(("rank", "step", "has"), [
+    (restoring.Held(7, torn=False), 7, True), (restoring.Held(7, torn=False), 8, False),
+    (restoring.Held(7, torn=False), 6, False), (restoring.Held(7, torn=True), 7, False),
+    (restoring.Held(7, torn=False, ready=True), 7, True),
+    (restoring.Held(7, torn=False, ready=True), 8, True),  # it can make it
+    (restoring.Held(7, torn=False, ready=True), 9, False),
+    (restoring.Held(7, torn=False, ready=True), 6, False),
+    (restoring.Held(7, torn=False, shard=1, shards=2), 7, False),
+])
+def test_who_holds_a_step(rank, step, has):
+    assert restoring.holds(rank, step, 0, LAYOUT) is has
+
+
+def test_who_is_a_step_behind_ends_it_with_the_norm_that_its_peer_had(monkeypatch):
+    """And nobody takes the gradients of that step for those of another one afterwards."""
+    monkeypatch.setattr(restoring, "_transfer", lambda *_: "same")
+    held = [restoring.Held(8, torn=False, ready=True, norm=2.5),
+            restoring.Held(7, torn=False, ready=True, norm=0.5)]
+    ended = []
+
+    def body(rank, group):
+        restoring.restore(
+            assignment(rank, "survivor", 8), group, SimpleNamespace(empty=False), held[rank], None,
+            None, lambda step, norm: ended.append((rank, step, norm)))
+
+    assert on_all(body) == [None, None]
+    assert ended == [(1, 7, 2.5)]
+    assert [(one.step, one.torn, one.norm, one.ready) for one in held] == [
+        (8, False, 2.5, False)] * 2
+
+
+@pytest.mark.parametrize(("holders", "needy"), [
+    ([0], [1]), ([0], [1, 2, 3]), ([0, 3], [1, 2]), ([0, 3], [1, 2, 4, 5, 6]), ([0, 1, 2], [3])])
+def test_every_newcomer_gets_all_of_the_state_from_one_who_sends_it(holders, needy, monkeypatch):
+    sent, got, waited = set(), set(), []
+    for rank in (*holders, *needy):
+        monkeypatch.setattr(restoring, "dist", SimpleNamespace(
+            isend=lambda chunk, to, tag, rank=rank: sent.add((rank, to, tag)) or SimpleNamespace(
+                wait=lambda: waited.append((rank, to, tag))),
+            irecv=lambda chunk, source, tag, rank=rank: got.add((source, rank, tag))))
+        state = SimpleNamespace(data=SimpleNamespace(chunk=range), digest=lambda: "whole",
+                                digest_while=lambda coming: "arrived")
+        digest = restoring._transfer(SimpleNamespace(rank=rank), state, holders, needy)
+        assert digest == ("whole" if rank in holders else "arrived")
+    assert sent == got and len(got) == len(needy) * restoring.CHUNKS
+    assert set(waited) == sent and len(waited) == len(sent), "nothing is changed that still travels"
+    loads = [sum(source == rank for source, _, _ in got) for rank in holders]
+    assert max(loads) - min(loads) <= restoring.CHUNKS
+
+
+def test_a_damaged_checkpoint_that_is_passed_over_is_moved_away_and_told(monkeypatch):
+    bad = [(SimpleNamespace(path=f"/c/step-{step}"), f"step-{step}: no digest") for step in (9, 8)]
+    told, moved = [], []
+    monkeypatch.setattr(restoring.files, "newest_valid", lambda root: ((1, 7, "/c/step-7"), bad))
+    monkeypatch.setattr(restoring.files, "quarantine",
+                        lambda path, why: moved.append((str(path), why)) or f"{path}.bad")
+    elastic = SimpleNamespace(report=lambda *what: told.append(what))
+    group = SimpleNamespace(rank=0, store=Store())
+    assert restoring._newest(group, "/c", elastic) == ("disk", 7, "/c/step-7")
+    assert moved == [("/c/step-9", "no digest"), ("/c/step-8", "no digest")]
+    assert told == [("checkpoint_bad", f"/c/step-{step}: step-{step}: no digest; moved to "
+                     f"/c/step-{step}.bad") for step in (9, 8)]

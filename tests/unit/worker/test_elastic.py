@@ -99,6 +99,31 @@ def test_a_rank_waits_for_a_generation_it_has_not_had(placed, monkeypatch):
         "0", "2", "127.0.0.1", "4711"]
 
 
+def test_an_order_of_a_generation_before_is_no_place(placed, monkeypatch):
+    """It came late: whoever took it would look for peers that are gone."""
+    class Waits(Exception):
+        pass
+
+    def wait(limit_s):
+        raise Waits
+
+    monkeypatch.setattr(placed.worker.lock, "wait", wait)
+    placed.assign(1, rank=0)
+    with pytest.raises(Waits):
+        placed.worker.wait_assignment()
+    assert placed.worker.generation == 2 and placed.fields[pages.F_RANK] == 1
+
+
+@pytest.mark.parametrize("generation", [1, 2, 7])
+def test_a_generation_is_broken_once_its_launcher_says_so(seat, generation):
+    assert not elastic.broken(), "it is in none yet"
+    seat.assign(generation)
+    seat.worker.wait_assignment()
+    assert not elastic.broken()
+    seat.worker.on_packet({"t": "leave", "generation": generation}, [])
+    assert elastic.broken()
+
+
 def test_a_place_has_the_labels_of_its_own_generation(seat):
     seat.assign(2, more={"labels": [["rack", "r7"]]})
     assert seat.worker.wait_assignment().labels == (("rack", "r7"),)

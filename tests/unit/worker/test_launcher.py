@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -83,6 +84,103 @@ def test_a_refusal_ends_a_run_before_the_welcome_and_is_said_once_after_it():
         told.on_packet({"t": "error", "error": "number %d" % number})
     assert late.exit_code is None and len(late.said) == commands.REFUSALS_MAX
     assert [text for _, text in late.said if text.endswith(": first")] == [late.said[0][1]]
+
+
+@pytest.mark.parametrize(("kind", "nnodes", "ends"), [
+    ("welcome", 1, False), ("address", 1, False), ("welcome", 2, True), ("address", 2, False)])
+def test_the_welcome_alone_tells_whether_its_agent_serves_many_nodes(kind, nnodes, ends):
+    told = Refusing()
+    told.spec = SimpleNamespace(nnodes=nnodes, nnodes_text=str(nnodes))
+    told.commands.on_packet({"t": kind, "address": "http://127.0.0.1:1"})
+    assert told.exit_code == (exits.CONFIGURATION if ends else None)
+    assert ("serves one node" in told.end_reason) is ends
+    assert ("info", "live page http://127.0.0.1:1") in told.said and told.commands.welcomed
+
+
+class Ranks:
+    """The ranks of a launcher, as its commands see them."""
+
+    def __init__(self, *pids):
+        self.generation, self.waiting, self.begun, self.asked = 3, None, [], []
+        self.processes = [SimpleNamespace(
+            child=SimpleNamespace(pid=pid), assigned=pid < 100, channel=SimpleNamespace(
+                send=lambda packet, pid=pid: self.asked.append((pid, packet["t"]))))
+            for pid in pids]
+
+    def living(self):
+        return self.processes
+
+    def begin(self, command):
+        self.begun.append(command)
+        self.generation = command.generation
+
+
+def orders_to(ranks, **state):
+    """Commands over these ranks, and what children they were to run."""
+    ran = []
+    tasks = SimpleNamespace(command=lambda command, *rest: ran.append(command))
+    known = SimpleNamespace(**{"shutdown": "", "exit_code": None, **state})
+    link = SimpleNamespace(channel=None, environ={})
+    return commands.Commands(known, ranks, tasks, link, None, None, None), ran
+
+
+def test_where_a_suspect_stands_all_ranks_are_asked_for_their_last_collectives():
+    ranks = Ranks(7, 8, 900)  # the last is a standby
+    told, ran = orders_to(ranks)
+    told.carry_out("evidence", "1", {"pid": 8})
+    assert ranks.asked == [(7, "flight"), (8, "flight")]
+    assert ran[0][-3:] == ["--pid", "8", "--json"] and told.outcomes == []
+    told.carry_out("evidence", "2", {"pid": 9})
+    assert told.outcomes[-1]["error"] == "pid 9 is no rank of this run" and len(ran) == 1
+
+
+START = {"generation": 4, "ranks": [0], "world": 1, "resume": {}}
+
+
+@pytest.mark.parametrize(("permit", "begins"), [
+    ({}, True), ({"permit_s": 10.0}, True), ({"permit_s": 10.0, "until": 5.0}, True),
+    ({"permit_s": 10.0, "until": -0.1}, False)])
+def test_ranks_begin_with_a_permit_that_still_runs_or_with_none(permit, begins):
+    ranks = Ranks()
+    told, _ = orders_to(ranks)
+    now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+    body = {**START, **permit}
+    if "until" in body:
+        body["permit_until_boot_s"] = now_s + body.pop("until")
+    told.carry_out("start", "1", body)
+    (outcome,) = told.outcomes
+    if not begins:
+        assert not ranks.begun and outcome["error"] == (
+            "the permit of generation 4 ran out before it was read")
+        return
+    assert outcome["ok"] and ranks.begun[0].generation == 4
+    left_s = {(): 0.0, ("permit_s",): 10.0, ("permit_s", "until"): 5.0}[tuple(permit)]
+    until_s = ranks.begun[0].permit_ns / 1e9
+    assert until_s == (pytest.approx(now_s + left_s, abs=2.0) if left_s else 0.0)
+
+
+def test_a_start_is_answered_once_its_generation_runs_here_or_the_launcher_ends():
+    ranks = Ranks()
+    ranks.waiting = SimpleNamespace(group=1, generation=4)
+    told, _ = orders_to(ranks)
+    told.carry_out("start", "1", START)  # which is the generation that waits
+    assert told.outcomes == []
+    ranks.waiting = None
+    told.started()
+    assert [(one["id"], one["ok"]) for one in told.outcomes] == [("1", True)]
+    ranks.waiting = SimpleNamespace(group=1, generation=5)
+    told.carry_out("start", "2", {**START, "generation": 5})
+    told.state.exit_code = 71
+    told.started()
+    assert told.outcomes[-1]["error"] == "the machine refused processes or files"
+
+
+def test_labels_of_a_start_are_bounded_in_number_and_length():
+    many = [["n%d" % number, "x" * 100] for number in range(20)]
+    found = commands.labels_in({"labels": many})
+    assert found == [["n%d" % number, "x" * 64] for number in range(16)]
+    assert commands.labels_in({"labels": [["y" * 100, "z"]]}) == [["y" * 64, "z"]]
+    assert commands.labels_in({"labels": []}) == [] and commands.labels_in({}) is None
 
 
 def test_a_ranks_first_lines_are_shown_once_however_early_it_writes(
