@@ -110,9 +110,9 @@ def test_who_is_kept_is_of_this_node_and_parked() -> None:
     assert effect is not None and effect.body.ranks == (1, 2) and effect.body.keep == (1,)
 
 
-@pytest.mark.parametrize(("grade", "permit_s"), [("trainer", 0.0), ("opaque", 0.0),
+@pytest.mark.parametrize(("grade", "permit_s"), [("trainer", 0.0), ("opaque", 5.0),
                                                  ("script", 5.0)])
-def test_only_a_script_trains_by_permit(grade: str, permit_s: float) -> None:
+def test_what_commits_to_no_history_of_ours_runs_by_permit(grade: str, permit_s: float) -> None:
     effect = reconcile.start(plan(), view(grade=grade), 5.0)
     assert effect is not None and effect.body.permit_s == permit_s
 
