@@ -140,6 +140,9 @@ class Others:
 
     def __init__(self, agent: Agent, asked: Wanted, command: str) -> None:
         self._agent, self._asked, self._command = agent, asked, command
+        # Where an order of this command was taken.  A node that refused it may have a run of the
+        # same name that is hours of work: that one is never ended for it.
+        self.taken: list[str] = []
         self.going: list[str] = []
         self.codes: dict[str, int] = {}
         self._looked_s = 0.0
@@ -157,6 +160,7 @@ class Others:
         order = {"run": asked.run, "command": self._command, "arguments": asked.arguments,
                  "folder": os.getcwd(), "environment": asked.environment}
         rows = self._post("start", asked.nodes, order=order)
+        self.taken = sorted(node for node, row in rows.items() if row["state"] == "queued")
         until_s = time.monotonic() + BEGINS_S
         told: set[str] = set()
         while True:
@@ -190,9 +194,8 @@ class Others:
                 say(f"{node}: not started: {text}")
         return found
 
-    def end(self, nodes: Sequence[str] = ()) -> None:
-        """Asks all launchers, or those of `nodes`, to end; again where the agent has no time."""
-        nodes = nodes or self.going
+    def end(self, nodes: Sequence[str]) -> None:
+        """Asks the launchers of these nodes to end; again where the agent has no time."""
         for left in reversed(range(END_TRIES if nodes else 0)):
             try:
                 self._post("end", nodes)
@@ -254,7 +257,7 @@ def start_on(command: str, argv: Sequence[str], launcher: Sequence[str],
         own = subprocess.Popen([*launcher, *asked.arguments], env=dict(environ),
                                stdin=subprocess.DEVNULL, process_group=0)
     except (OSError, Failure, LookupError, TypeError) as error:
-        others.end(asked.nodes)
+        others.end(others.taken)
         if isinstance(error, Failure):
             raise
         raise Failure(f"not started: {error}", CONFIGURATION) from error
@@ -304,7 +307,7 @@ def _until_the_end(own: subprocess.Popen[bytes], others: Others, asked: Wanted) 
                 own.send_signal(got.si_signo)
             if times == 1:
                 until_s = time.monotonic() + asked.grace_s + LATE_S
-                others.end()
+                others.end(others.going)
         if own.poll() is not None:
             over_s = min(over_s, time.monotonic())
         if others.going and time.monotonic() - over_s > TELL_S and not (times or told):

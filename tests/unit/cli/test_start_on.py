@@ -115,6 +115,37 @@ def test_too_few_that_begin_start_nothing(capsys: pytest.CaptureFixture[str]) ->
     assert "b: started (pid 7)" in said and "c: not started: nobody accepts" in said
 
 
+def test_the_same_command_typed_twice_ends_nothing_of_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its nodes refuse the second, which leaves; what goes on there is the first."""
+    here = "run m5 goes on here already"
+    agent = Answers({"b": ("refused", 0, here), "c": ("refused", 0, here)}, {})
+    monkeypatch.setattr(agent, "get", lambda route: {"node": "a"}, raising=False)
+    monkeypatch.setattr(start_on, "Agent", lambda path, timeout_s: agent)
+    monkeypatch.setattr(start_on, "node_socket", lambda environ: tmp_path)
+    monkeypatch.setattr(start_on.signal, "pthread_sigmask", lambda how, mask: set())
+    with pytest.raises(Failure, match="1 node of 3"):
+        start_on.start_on("run", ("--on", "b,c", "--run", "m5", "x.py"), [], {}, WITHOUT_VALUE)
+    ended = [nodes for verb, nodes in agent.asked if verb == "end"]
+    assert not any(ended), agent.asked
+
+
+def test_what_was_taken_is_ended_where_too_few_begin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(start_on, "BEGINS_S", 0.0)
+    agent = Answers({"b": ("queued", 0, ""), "c": ("refused", 0, "nobody accepts")},
+                    {"b": ("queued", 0, "")})
+    monkeypatch.setattr(agent, "get", lambda route: {"node": "a"}, raising=False)
+    monkeypatch.setattr(start_on, "Agent", lambda path, timeout_s: agent)
+    monkeypatch.setattr(start_on, "node_socket", lambda environ: tmp_path)
+    monkeypatch.setattr(start_on.signal, "pthread_sigmask", lambda how, mask: set())
+    with pytest.raises(Failure, match="1 node of 3"):
+        start_on.start_on("run", ("--on", "b,c", "--run", "m5", "x.py"), [], {}, WITHOUT_VALUE)
+    assert agent.asked[-1] == ("end", ["b"])
+
+
 def test_a_launcher_that_ended_at_once_is_told_of(capsys: pytest.CaptureFixture[str]) -> None:
     agent = Answers({"b": ("queued", 0, "")}, {"b": ("ended", 78, "")})
     with pytest.raises(Failure, match="1 node of 2"):
@@ -150,7 +181,7 @@ def test_an_end_is_tried_again_where_the_agent_has_no_time(monkeypatch: pytest.M
         return post(route, body)
 
     monkeypatch.setattr(agent, "post", busy)
-    asked.end()
+    asked.end(asked.going)
     assert refused[0] == 3 and agent.asked[-1] == ("end", ["b"])
 
 

@@ -9,24 +9,12 @@ import pytest
 from holdfast.agent.core.detect.ranks import live_logs
 from holdfast.agent.core.parse.logs import root as logroot
 from holdfast.agent.core.parse.logs.endings import ends_well
-from holdfast.agent.core.parse.logs.scan import Scanner
 from holdfast.agent.core.parse.logs.subjects import Subjects, words_of
 from holdfast.agent.logs import files
 
-CATALOGUE, FAMILIES = files.load_catalogue(), files.load_families()
+from .test_log_vocabularies import culprit, diagnose
+
 SUBJECTS = files.load_subjects()
-
-
-def diagnose(text: str) -> logroot.Diagnosis:
-    scanner = Scanner(CATALOGUE, families=FAMILIES)
-    scanner.feed(text.encode())
-    scanner.close()
-    return logroot.diagnose(scanner.matches, CATALOGUE.exit_codes)
-
-
-def culprit(text: str) -> str:
-    root = diagnose(text).root
-    return root.culprit if root else ""
 
 
 @pytest.mark.parametrize(
