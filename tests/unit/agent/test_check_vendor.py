@@ -257,7 +257,7 @@ def test_only_devices_that_may_be_used_are_counted(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------------------- EFA
 
 PINGPONG = """case "$*" in
-*-B*) touch "$0.serves"; exec sleep 60;;
+*-B*) : > "$0.serves"; exec sleep 60;;
 esac
 [ -e "$0.serves" ] || exit 1
 {client}"""
