@@ -141,6 +141,28 @@ def count_threads(port, pipe, _):
     pipe.send(transfers())
 
 
+def outlive(port, pipe, what):
+    """In `what` when the other is killed; tells how many of gloo's threads are left then."""
+    group = joined(0, port)
+    pipe.send("joined")
+    pipe.recv()
+    threading.Timer(0.2, group.cut).start()
+    with contextlib.suppress(RuntimeError):
+        what(group)
+    group.leave()
+    del group
+    with contextlib.suppress(AssertionError):
+        wait_for(lambda: not gloos(), SOON_S)
+    pipe.send(gloos())
+
+
+def stay(port, pipe, _):
+    group = joined(1, port)
+    pipe.send("joined")
+    pipe.recv()
+    del group
+
+
 def meet_far(port, pipe, rank):
     """Sums in the part for the host's memory, in the usual group, and when all is cut."""
     holdfast.trainer.devices.backend = lambda _: "gloo"  # torch's own: another library to us
@@ -163,6 +185,12 @@ def meet_far(port, pipe, rank):
 
 def transfers():
     return sum(thread.name == "transfers" for thread in threading.enumerate())
+
+
+def gloos():
+    """The threads of gloo's groups in this process."""
+    names = [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]
+    return sorted(name.strip() for name in names if "gloo" in name)
 
 
 def briefly_connecting():
@@ -274,6 +302,16 @@ def test_threads_that_wait_for_transfers_end_with_the_group():
     with pair((count_threads, None), (speak, None)) as (_, pipes):
         pipes[1].send("go")
         assert said(pipes[0]) == 1 and said(pipes[0]) == 0
+
+
+@pytest.mark.parametrize("what", [send, receive, broadcast, hook])
+def test_a_group_that_lost_a_peer_leaves_no_thread_behind(what):
+    """One that is never freed looks at its dead connections for ever, as fast as it can."""
+    with pair((outlive, what), (stay, None)) as (processes, pipes):
+        processes[1].kill()
+        processes[1].join()
+        pipes[0].send("go")
+        assert said(pipes[0]) == []
 
 
 def test_a_part_for_host_memory_is_our_gloo_whatever_carries_the_devices_messages():
