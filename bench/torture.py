@@ -34,10 +34,12 @@ from nodes.harness import Nodes
 from nodes.worlds import CLI, SMALL, World, output
 
 MTBF_STEPS = 6.0  # on average; half a step of it is the one that a kill falls into
+STEPS_EACH = 8.0  # of the run, for each kill: between two a few are finished behind the drawn one
 BUDGET = re.compile(r"budget( *)= {.*}")  # of a runbook, which is 10 restarts a day of one rank
 SPLIT = f"micro_batches={RANKS}"
 CALM_STEPS = 40  # before the first kill: what a step takes
 BACK_LIMIT_S, END_LIMIT_S = 60.0, 900.0
+SLOW_S, SLOW_CHARS = 5.0, 6000  # a return that is to be understood: what was said until then
 
 
 class Storm:
@@ -88,6 +90,9 @@ class Storm:
         os.kill(victim.pid, signal.SIGKILL)
         self.until(generation + 1, 0, BACK_LIMIT_S)
         self.took_s.append(time.monotonic() - killed_s)
+        if self.took_s[-1] > SLOW_S:
+            print(f"generation {generation}: back after {self.took_s[-1]:.1f} s\n"
+                  f"{self.run.world.said()[-SLOW_CHARS:]}", flush=True)
         last = max(max(self.firsts[generation + 1].values()) - 1, first)
         self.steps = last
         self.attempted += max(last, self.finished(generation)) - first + 2  # one was cut short
@@ -101,7 +106,7 @@ def weights(text: str) -> str:
 
 
 def torture(failures: int, weight: int, seed: int) -> dict[str, Any]:
-    steps = int(failures * MTBF_STEPS) + 2 * CALM_STEPS
+    steps = int(failures * STEPS_EACH) + 2 * CALM_STEPS
     with Nodes(RANKS, weight=weight) as nodes:
         world = World(nodes, members=MEMBERS)
         world.max_restarts = 1_000_000
