@@ -48,6 +48,7 @@ class Line(Way):
         self.is_up = False
         self.problem = ""
         self.refusal = ""  # why its release is not spoken with
+        self.round_trip_s: float | None = None  # as the newest connection found it
         self.task = asyncio.get_running_loop().create_task(self._run())
 
     async def _run(self) -> None:
@@ -69,6 +70,7 @@ class Line(Way):
                 self.address.host, self.address.port, peers.token, peers.name)
         try:
             channel.patience(SEND_S)
+            self.round_trip_s = channel.round_trip_s()
             self.is_up, self.problem, self.refusal = True, "", ""
             self.begin()
             while True:
@@ -270,9 +272,10 @@ class Peers(Conversation[Line]):
     # ------------------------------------------------------------- asking a kernel
 
     async def _probe(self, name: str) -> None:
-        address = self.lines[name].address
+        line = self.lines[name]
+        address = line.address
         try:
-            answers = await self._questions.ask(name, address.host, address.port)
+            answers = await self._questions.ask(name, address.host, address.port, line.round_trip_s)
             if self._questions.unasked:
                 self.on_error("peers", NOTHING_LEFT)
             self.kernel_said(name, answers)

@@ -12,7 +12,8 @@ from collections.abc import Iterable
 
 import msgspec
 
-SILENT_TICKS = 3  # without a word; a tick is PING_S of beats.py, and a question costs nothing
+ASK_TICKS = 2  # without a word; a tick is PING_S of conversation.py, and a question costs little
+SILENT_TICKS = 3  # before that nobody is accused, whatever his kernel does
 FRESH_TICKS = 3  # a second observer must have been heard within these
 PROBE_AGAIN_TICKS = 5
 
@@ -22,7 +23,7 @@ class Peer(msgspec.Struct):
 
     missed: int = 0  # ticks of ours since its last word
     unreachable: bool = False  # silent, and its kernel does not answer
-    probe_at: int = SILENT_TICKS
+    probe_at: int = ASK_TICKS
     silent: frozenset[str] = frozenset()  # whom it does not reach, as it said last
 
 
@@ -54,8 +55,12 @@ class FailureDetector:
     def probed(self, name: str, answers: bool) -> None:
         """What became of the question to its kernel; one heard of meanwhile is not silent."""
         peer = self.peers.get(name)
-        if peer is not None and peer.missed >= SILENT_TICKS:
+        if peer is None:
+            return
+        if peer.missed >= SILENT_TICKS:
             peer.unreachable = not answers
+        elif peer.missed >= ASK_TICKS and not answers:
+            peer.probe_at = SILENT_TICKS  # said before it counts: asked again as soon as it does
 
     def unreachable(self) -> list[str]:
         """Whom this node does not reach: its word for others, and no verdict."""

@@ -4,7 +4,8 @@ Owns the questions to one node's address, and what became of them in one silence
 a port where nobody listens is refused by the kernel alone, as often as it is asked: so it is asked
 the oftener, the more packets get lost on the way there.  One to the agent's own port is taken into
 a queue that a stopped agent never empties: full, it makes a living kernel as silent as a dead one.
-So that port is asked only until another answers, or once.
+So that port is asked only until another answers, or once.  A round is over when the last question
+has had its time, and an answer to the first counts until then.
 """
 
 from __future__ import annotations
@@ -12,15 +13,18 @@ from __future__ import annotations
 import asyncio
 import errno
 import math
+import select
 import socket
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-PROBE_S = 0.3  # for one answer
-PROBES, PROBE_GAP_S = 3, 0.1  # to the agent's own port, whose queue is not to be filled
+PROBE_S, PROBE_MOST_S = 0.1, 0.3  # for an answer, the longer where the way is; unknown, the most
+ROUND_TRIPS = 3.0  # an answer is waited for: what comes later than that will not come
+PROBES, PROBE_GAP_S = 3, 0.05  # to the agent's own port, whose queue is not to be filled
 CLOSED_PORT = 1  # tcpmux, which nobody serves; who does answers as well
 CLOSED_LEAST, CLOSED_MOST, CLOSED_GAP_S = 6, 24, 0.02
+ROUND_S = (CLOSED_LEAST - 1) * CLOSED_GAP_S + PROBE_S  # of questions on a short way
 CHANCE = 1e-6  # that a kernel that lives answers none of the questions to its closed port
 PRIOR_LOST, PRIOR = 1.0, 10.0  # where nothing is known: one question in ten gets no answer
 # No packet left: descriptors, ports of our own or the kernel's memory are used up.
@@ -85,16 +89,20 @@ class KernelQuestions:
             for name in kept.keys() - set(names):
                 del kept[name]
 
-    async def ask(self, name: str, host: str, port: int) -> bool | None:
+    async def ask(
+        self, name: str, host: str, port: int, round_trip_s: float | None = None
+    ) -> bool | None:
         """Whether its kernel answers.  None: that cannot be told, and what was known stands.
+        `round_trip_s`: of a packet there and back, where it is known.
 
         A firewall may swallow questions to closed ports.  Where the agent's own port took one
         before, silence at the other proves nothing any more.
         """
         closed, agent = self.wanted(name)
+        wait_s = patience_s(round_trip_s)
         return self.told(name, *await asyncio.gather(
-            _tries(host, CLOSED_PORT, closed, CLOSED_GAP_S),
-            _tries(host, port, agent, PROBE_GAP_S)))
+            _tries(host, CLOSED_PORT, closed, CLOSED_GAP_S, wait_s),
+            _tries(host, port, agent, PROBE_GAP_S, wait_s)))
 
     def wanted(self, name: str) -> tuple[int, int]:
         """How often the closed port is asked now, and how often the agent's own."""
@@ -126,27 +134,52 @@ def answered(questions: Sequence[Answer]) -> int:
     return sum(one in (Answer.REFUSED, Answer.TAKEN) for one in questions)
 
 
-async def _tries(host: str, port: int, count: int, gap_s: float) -> list[Answer]:
-    """What becomes of so many questions in a row."""
+def patience_s(round_trip_s: float | None) -> float:
+    """How long the last question of a round waits for its answer."""
+    if round_trip_s is None:
+        return PROBE_MOST_S
+    return min(PROBE_MOST_S, max(PROBE_S, ROUND_TRIPS * round_trip_s))
+
+
+async def _tries(host: str, port: int, count: int, gap_s: float, wait_s: float) -> list[Answer]:
+    """What becomes of so many questions in a row, each heard until the last has had its time."""
+    until_s = asyncio.get_running_loop().time() + (count - 1) * gap_s + wait_s
     return list(await asyncio.gather(
-        *(answer(host, port, number * gap_s) for number in range(count))))
+        *(answer(host, port, number * gap_s, wait_s, until_s) for number in range(count))))
 
 
-async def answer(host: str, port: int, delay_s: float) -> Answer:
-    """What becomes of a connection."""
+async def answer(
+    host: str, port: int, delay_s: float, wait_s: float, until_s: float
+) -> Answer:
+    """What becomes of a connection.  One asked late, by an observer that stood still, has its whole
+    time all the same."""
     await asyncio.sleep(delay_s)
     loop = asyncio.get_running_loop()
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_STREAM) as sock:
             sock.setblocking(False)
-            async with asyncio.timeout(PROBE_S):
-                await loop.sock_connect(sock, (host, port))
+            try:
+                async with asyncio.timeout_at(max(until_s, loop.time() + wait_s)):
+                    await loop.sock_connect(sock, (host, port))
+            except TimeoutError:
+                return _held(sock)
     except ConnectionRefusedError:
         return Answer.REFUSED
-    except TimeoutError:
-        return Answer.NONE
     except OSError as error:
         own = isinstance(error, socket.gaierror) or error.errno in OWN_SHORTAGE
         return Answer.UNASKED if own else Answer.NONE
+    return Answer.TAKEN
+
+
+def _held(sock: socket.socket) -> Answer:
+    """What this machine's own kernel knows by now: an observer that stood still has not looked when
+    its time was over.  Raises what the connection ended with."""
+    asked = select.poll()  # select knows no descriptor above 1,023
+    asked.register(sock, select.POLLOUT)
+    if not asked.poll(0):
+        return Answer.NONE
+    error = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    if error:
+        raise OSError(error, "what became of a question")
     return Answer.TAKEN

@@ -12,6 +12,7 @@ import hmac
 import json
 import secrets
 import socket
+import sys
 from typing import Any
 
 VERSION = 2  # of the handshake
@@ -20,6 +21,7 @@ UNSAID = 1  # that of a release which does not say its own
 LINE_MAX = 4 << 20  # a report on 2,048 nodes
 PART_MAX, HANDSHAKE_S = 4096, 5.0  # what is kept of somebody who has proven nothing
 MAC_HEX = 64
+MIN_RTT_AT = 148  # of struct tcp_info (linux/tcp.h): tcpi_min_rtt, in microseconds
 # A side that stands still keeps its connection: its kernel goes on answering.  So each side says
 # that it lives, from its event loop, in which no test runs.
 BEAT_S, STILL_S = 1.0, 12.0
@@ -108,6 +110,13 @@ class Channel:
         sock = self._writer.get_extra_info("socket")
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(seconds * 1000))
+
+    def round_trip_s(self) -> float:
+        """The shortest that this side's kernel has measured of late, seconds: what the way itself
+        takes, without the moments that either side makes the other wait (tcp(7), TCP_INFO)."""
+        sock = self._writer.get_extra_info("socket")
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, MIN_RTT_AT + 4)
+        return int.from_bytes(info[MIN_RTT_AT:], sys.byteorder) / 1e6
 
     def close(self) -> None:
         self._writer.close()

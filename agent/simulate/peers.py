@@ -15,7 +15,7 @@ from ..core.model import Decision
 from ..core.run import fences
 from ..peers.beats import RETRY_S
 from ..peers.conversation import Conversation, Listener, Told, Way, Word
-from ..peers.kernel_questions import PROBE_S
+from ..peers.kernel_questions import ROUND_S
 from .machine import Machine, Process
 from .outgoing import Network, Weather
 
@@ -121,7 +121,7 @@ class VirtualPeers(Conversation[Line]):
             self.kernel_said(name, True)
             return
         self._asking.add(name)
-        self.edge.process.later(PROBE_S, partial(self._late_answer, name))
+        self.edge.process.later(ROUND_S, partial(self._late_answer, name))
 
     def _late_answer(self, name: str) -> None:
         self._asking.discard(name)

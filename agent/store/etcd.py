@@ -34,10 +34,17 @@ BODY_MAX = 1 << 20  # etcd takes 1.5 MB a request, and base64 adds a third
 PAGE = 64  # documents in one answer
 CALL_S, CLOSE_S = 4.0, 1.0  # of one question to whichever members; to let go of the node's name
 LOOK_S = 2.0  # a store that nobody writes to is asked this often whether it is there
+LOOKERS = 2048  # by no more agents than these; by more, less often
 BEHIND_MAX = 3  # looks in a row that knew more than the watch
 RETRY_LEAST_S, RETRY_MOST_S = 0.2, 3.0
 RUNS_MAX, PRUNED_AT_ONCE = 2000, 50  # documents of runs; beyond it those that nobody leads may go
 LEASE_LEAST_S = 2  # etcd's own least, with its usual election timeout
+
+
+def look_s(agents: int) -> float:
+    """From one look of an agent to its next: a member answers some thousand a second for nothing.
+    A name's lease is renewed behind a look, so none waits for longer than that may."""
+    return min(NAME_S / 3, LOOK_S * max(1.0, agents / LOOKERS))
 
 
 class EtcdStore:
@@ -490,7 +497,7 @@ class EtcdStore:
         """A watch may be dead: one key tells the revision; etcd reads all to tell what is newer."""
         behind = 0
         while True:
-            await asyncio.sleep(LOOK_S * random.uniform(0.9, 1.1))
+            await asyncio.sleep(look_s(len(self._holders)) * random.uniform(0.9, 1.1))
             since = self._revision
             answer = await self.gateway.ask("/v3/kv/range", {"key": self._key(CLUSTER)}, CALL_S)
             if answer.header.revision < since:

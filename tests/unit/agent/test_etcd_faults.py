@@ -503,6 +503,13 @@ def test_a_store_that_changed_between_two_questions_takes_no_write(tmp_path):
         asyncio.run(asyncio.wait_for(scenario(cluster), 180.0))
 
 
+def test_more_agents_than_a_member_answers_for_nothing_look_less_often_and_keep_their_names():
+    look_s, lookers = store_of_etcd.look_s, store_of_etcd.LOOKERS
+    assert look_s(1) == look_s(lookers) == store_of_etcd.LOOK_S
+    assert 2 * lookers / look_s(2 * lookers) == lookers / store_of_etcd.LOOK_S
+    assert look_s(10**6) == store_of_etcd.NAME_S / 3
+
+
 def test_a_look_at_a_store_that_nobody_changes_reads_one_key_and_finds_what_a_watch_missed(
     tmp_path, monkeypatch
 ):

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from holdfast.agent.peers.failure_detector import FRESH_TICKS, SILENT_TICKS, FailureDetector
+from holdfast.agent.peers.failure_detector import (
+    ASK_TICKS,
+    FRESH_TICKS,
+    SILENT_TICKS,
+    FailureDetector,
+)
 
 
 def observer(*names: str) -> FailureDetector:
@@ -24,8 +29,11 @@ def passes(detector: FailureDetector, ticks: int, heard: tuple[str, ...] = (),
 
 def test_a_silent_node_is_asked_and_lost_on_two_words() -> None:
     detector = observer("b", "c")
-    assert passes(detector, SILENT_TICKS - 1, heard=("b",)) == []
+    assert passes(detector, ASK_TICKS - 1, heard=("b",)) == []
     assert passes(detector, 1, heard=("b",)) == ["c"]
+    detector.probed("c", answers=False)
+    assert not detector.unreachable()  # silent for too short a time, and asked again behind it
+    assert passes(detector, SILENT_TICKS - ASK_TICKS, heard=("b",)) == ["c"]
     assert not detector.unreachable() and not detector.lost()
     detector.probed("c", answers=False)
     assert detector.unreachable() == ["c"] and not detector.lost()  # one word alone
@@ -63,9 +71,9 @@ def test_an_observer_that_was_cut_off_accuses_nobody() -> None:
 
 def test_one_that_stood_still_itself_counts_no_tick_meanwhile() -> None:
     detector = observer("b", "c")
-    passes(detector, SILENT_TICKS - 2, heard=("b",))
-    # Frozen for an hour here: one late tick, then the others' words are read.
-    assert passes(detector, 1) == [] and passes(detector, 1, heard=("b", "c")) == []
+    passes(detector, SILENT_TICKS - 1, heard=("b",))
+    # Frozen for an hour here, then the others' words are read with the first late tick.
+    assert passes(detector, 1, heard=("b", "c")) == []
     detector.probed("c", answers=False)  # of a question asked before
     assert not detector.unreachable()
 
@@ -74,7 +82,7 @@ def test_a_node_that_comes_has_its_time_and_one_that_leaves_is_forgotten() -> No
     detector = observer("b")
     passes(detector, 50, heard=("b",))
     detector.watch(["b", "c"])
-    assert passes(detector, SILENT_TICKS - 1, heard=("b",)) == []
+    assert passes(detector, ASK_TICKS - 1, heard=("b",)) == []
     detector.watch(["b"])
     detector.heard("c")
     assert set(detector.peers) == {"b"}

@@ -22,10 +22,14 @@ from holdfast.agent.peers import kernel_questions
 from holdfast.agent.peers.beats import Address, Peers
 from holdfast.agent.peers.kernel_questions import (
     PROBE_GAP_S,
+    PROBE_MOST_S,
     PROBE_S,
     PROBES,
+    ROUND_S,
+    ROUND_TRIPS,
     Answer,
     KernelQuestions,
+    patience_s,
 )
 
 HOST = "127.0.0.1"
@@ -124,7 +128,7 @@ def test_who_answers_nowhere_is_told_of_as_fast_as_by_one_port_alone(
             begun_s = time.monotonic()
             assert asked(KernelQuestions(), port, 1) == [False]
             took_s.append(time.monotonic() - begun_s)
-        assert min(took_s) < (PROBES - 1) * PROBE_GAP_S + 2 * PROBE_S, took_s
+        assert min(took_s) < (PROBES - 1) * PROBE_GAP_S + 2 * PROBE_MOST_S, took_s
         assert asked(KernelQuestions(), port, 2) == [False, False]
 
 
@@ -170,9 +174,71 @@ def test_what_never_left_this_machine_is_no_silence_of_another(
             raise error
 
         monkeypatch.setattr(asyncio.get_running_loop(), "sock_connect", fails)
-        return await kernel_questions.answer(HOST, 1, 0.0)
+        return await kernel_questions.answer(HOST, 1, 0.0, PROBE_S, 0.0)
 
     assert asyncio.run(body()) is told
+
+
+def test_an_answer_is_waited_for_as_long_as_the_way_is() -> None:
+    assert patience_s(None) == PROBE_MOST_S  # nothing is known of it
+    assert patience_s(0.0001) == PROBE_S
+    assert patience_s(0.06) == pytest.approx(ROUND_TRIPS * 0.06)
+    assert patience_s(2.0) == PROBE_MOST_S
+
+
+def test_an_answer_to_an_early_question_counts_until_the_round_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A kernel that takes longer than the last question waits, and not longer than the round."""
+    slow_s = (PROBE_S + ROUND_S) / 2
+
+    async def body() -> bool | None:
+        loop = asyncio.get_running_loop()
+
+        async def slow(*_: object) -> None:
+            await asyncio.sleep(slow_s)
+            raise ConnectionRefusedError
+
+        monkeypatch.setattr(loop, "sock_connect", slow)
+        return await KernelQuestions().ask("c", HOST, 1, 0.0)
+
+    assert asyncio.run(body()) is True
+
+
+def test_an_observer_that_stood_still_takes_no_answer_for_silence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its time is over when it goes on; by then its own kernel has long held what came."""
+
+    async def asked_by_one_that_stands_still(port: int) -> Answer:
+        loop, never = asyncio.get_running_loop(), asyncio.Event()
+
+        async def stands_still(sock: socket.socket, address: tuple[str, int]) -> None:
+            sock.connect_ex(address)
+            await never.wait()
+
+        monkeypatch.setattr(loop, "sock_connect", stands_still)
+        return await kernel_questions.answer(HOST, port, 0.0, 0.01, 0.0)
+
+    with listening(1) as (_, taken), swallowing() as swallowed:
+        assert asyncio.run(asked_by_one_that_stands_still(taken)) is Answer.TAKEN
+        assert asyncio.run(asked_by_one_that_stands_still(swallowed)) is Answer.NONE
+
+
+def test_a_question_that_is_asked_late_has_its_whole_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The round was over before an observer that stood still had asked anything."""
+
+    async def body() -> Answer:
+        loop = asyncio.get_running_loop()
+
+        async def soon(*_: object) -> None:
+            await asyncio.sleep(0.01)
+            raise ConnectionRefusedError
+
+        monkeypatch.setattr(loop, "sock_connect", soon)
+        return await kernel_questions.answer(HOST, 1, 0.0, 5.0, loop.time() - 1.0)
+
+    assert asyncio.run(body()) is Answer.REFUSED
 
 
 def test_an_agent_that_has_nothing_left_to_ask_with_says_so(

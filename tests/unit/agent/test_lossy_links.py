@@ -136,7 +136,7 @@ def test_nobody_who_lives_is_held_lost(loss: float, starved: float, hours: float
     assert network.false == []
 
 
-@pytest.mark.parametrize(("loss", "limit_s"), [(0.0, 1.0), (0.02, 2.0), (0.05, 2.0), (0.3, 6.0)])
+@pytest.mark.parametrize(("loss", "limit_s"), [(0.0, 0.6), (0.02, 1.5), (0.05, 1.6), (0.3, 4.0)])
 def test_the_dead_are_known_to_all(loss: float, limit_s: float) -> None:
     """The 99th of a hundred deaths, each behind a time in which the loss is measured."""
     took: list[float] = []
