@@ -1,4 +1,4 @@
-"""The many agents of bench.store_fleet that are not whole: sockets that ask etcd what an agent asks.
+"""Most agents of bench.store_fleet, which are not whole: sockets that ask etcd what an agent asks.
 
 Owns their connections, in a process of its own beside the agents that are.  Each has two, as an
 agent has: one that watches the cluster and one for its questions.  What etcd sends is counted and

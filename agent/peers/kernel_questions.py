@@ -19,11 +19,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-PROBE_S, PROBE_MOST_S = 0.1, 0.3  # for an answer, the longer where the way is; unknown, the most
+PROBE_S, PROBE_MOST_S = 0.08, 0.3  # for an answer, the longer where the way is; unknown, the most
 ROUND_TRIPS = 3.0  # an answer is waited for: what comes later than that will not come
-PROBES, PROBE_GAP_S = 3, 0.05  # to the agent's own port, whose queue is not to be filled
+PROBES, PROBE_GAP_S = 3, 0.035  # to the agent's own port, whose queue is not to be filled
 CLOSED_PORT = 1  # tcpmux, which nobody serves; who does answers as well
-CLOSED_LEAST, CLOSED_MOST, CLOSED_GAP_S = 6, 24, 0.02
+CLOSED_LEAST, CLOSED_MOST, CLOSED_GAP_S = 6, 24, 0.014
 ROUND_S = (CLOSED_LEAST - 1) * CLOSED_GAP_S + PROBE_S  # of questions on a short way
 CHANCE = 1e-6  # that a kernel that lives answers none of the questions to its closed port
 PRIOR_LOST, PRIOR = 1.0, 10.0  # where nothing is known: one question in ten gets no answer

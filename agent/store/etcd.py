@@ -33,8 +33,7 @@ from .identity import CLUSTER, FILE, Known, id_of, new_mark, read_known, refusal
 BODY_MAX = 1 << 20  # etcd takes 1.5 MB a request, and base64 adds a third
 PAGE = 64  # documents in one answer
 CALL_S, CLOSE_S = 4.0, 1.0  # of one question to whichever members; to let go of the node's name
-LOOK_S = 2.0  # a store that nobody writes to is asked this often whether it is there
-LOOKERS = 2048  # by no more agents than these; by more, less often
+LOOK_S, LOOKERS = 2.0, 2048  # a quiet store is asked this often, and by more agents less often
 BEHIND_MAX = 3  # looks in a row that knew more than the watch
 RETRY_LEAST_S, RETRY_MOST_S = 0.2, 3.0
 RUNS_MAX, PRUNED_AT_ONCE = 2000, 50  # documents of runs; beyond it those that nobody leads may go
@@ -42,8 +41,7 @@ LEASE_LEAST_S = 2  # etcd's own least, with its usual election timeout
 
 
 def look_s(agents: int) -> float:
-    """From one look of an agent to its next: a member answers some thousand a second for nothing.
-    A name's lease is renewed behind a look, so none waits for longer than that may."""
+    """Between two looks of one of so many.  A name's lease is renewed behind one, and waits."""
     return min(NAME_S / 3, LOOK_S * max(1.0, agents / LOOKERS))
 
 
@@ -455,7 +453,7 @@ class EtcdStore:
     async def watch(self, changed: Callable[[str], None]) -> None:
         wait_s = RETRY_LEAST_S
         while True:
-            was_up = self._up
+            was_up, begun_s = self._up, time.monotonic()
             try:
                 if not was_up or not self._revision:
                     await self._list()
@@ -466,6 +464,8 @@ class EtcdStore:
                 continue  # another node made the cluster's document first
             except (StoreError, TimeoutError, aiohttp.ClientError) as error:
                 await self._lost(error, changed)
+            if self._up and time.monotonic() - begun_s > RETRY_MOST_S:
+                continue  # a member went, and another answers: its plan is not to be waited for
             await asyncio.sleep(wait_s * random.uniform(0.5, 1.0))
             wait_s = min(RETRY_MOST_S, 2.0 * wait_s) if not self._up else RETRY_LEAST_S
 

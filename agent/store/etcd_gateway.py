@@ -8,6 +8,7 @@ stands here: docs/decisions/011-etcd-by-its-gateway.md.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import random
@@ -122,6 +123,7 @@ class Gateway:
         self._first = 0  # whom the next question goes to
         self._took_s: dict[str, float] = {}  # call -> its last answer, or the wait for none
         self._avoided: frozenset[str] = frozenset()  # hosts that are known to be lost
+        self._asked: set[tuple[str, asyncio.Timeout]] = set()  # who has not answered yet
         self._streaming: tuple[str, aiohttp.ClientResponse] | None = None  # endpoint, its answer
         self._session: aiohttp.ClientSession | None = None
 
@@ -218,6 +220,11 @@ class Gateway:
         self._avoided = hosts
         if _host(self.endpoints[self._first]) in hosts:
             self._next()
+        if all(_host(one) in hosts for one in self.endpoints):
+            return
+        for endpoint, limit in self._asked:
+            if _host(endpoint) in hosts and not limit.expired():
+                limit.reschedule(0.0)  # as if it had been waited for: the next member is asked
         if self._streaming is not None and _host(self._streaming[0]) in hosts:
             self._streaming[1].close()
 
@@ -245,7 +252,7 @@ class Gateway:
     async def _post(self, endpoint: str, path: str, body: Json, limit_s: float) -> Answer:
         begun_s = time.monotonic()
         try:
-            async with self._open().post(
+            async with self._waits_for(endpoint), self._open().post(
                 endpoint + path, data=json.dumps(body).encode(), headers=self._headers(),
                 timeout=_timeout(limit_s),
             ) as response:
@@ -264,6 +271,16 @@ class Gateway:
             raise self._refused(endpoint, error or answer, status)
         self.traffic.count(path, "ok")
         return answer
+
+    @contextlib.asynccontextmanager
+    async def _waits_for(self, endpoint: str) -> AsyncGenerator[None]:
+        """TimeoutError once its host is to be avoided."""
+        async with asyncio.timeout(None) as limit:
+            self._asked.add((endpoint, limit))
+            try:
+                yield
+            finally:
+                self._asked.discard((endpoint, limit))
 
     async def version(self, limit_s: float) -> tuple[str, str]:
         """(endpoint, version) of the member whom the next question goes to.  StoreError when it is

@@ -503,6 +503,37 @@ def test_a_store_that_changed_between_two_questions_takes_no_write(tmp_path):
         asyncio.run(asyncio.wait_for(scenario(cluster), 180.0))
 
 
+def test_a_watch_that_ends_with_its_member_goes_on_at_another_at_once(tmp_path, monkeypatch):
+    """The plan that follows the member's death is told in that moment.  One that ends again waits.
+    """
+
+    class Waits(Exception):
+        """Before the next try."""
+
+    def waits(*_):
+        raise Waits
+
+    store, lasted_s = store_of_etcd.EtcdStore(
+        store_of_etcd.Gateway(("http://127.0.0.1:1",)), "c", "a", tmp_path, lambda: 10.0), []
+
+    async def follow(_):
+        lasted_s.append(0.0 if lasted_s else 0.01)
+        await asyncio.sleep(lasted_s[-1])
+        raise StoreError("the member went")
+
+    async def lost(*_):
+        store._up = True
+
+    store._up, store._revision = True, 7
+    monkeypatch.setattr(store_of_etcd, "RETRY_MOST_S", 0.005)
+    monkeypatch.setattr(store, "_follow_and_look", follow)
+    monkeypatch.setattr(store, "_lost", lost)
+    monkeypatch.setattr(store_of_etcd.random, "uniform", waits)
+    with pytest.raises(Waits):
+        asyncio.run(store.watch(lambda _: None))
+    assert lasted_s == [0.01, 0.0]
+
+
 def test_more_agents_than_a_member_answers_for_nothing_look_less_often_and_keep_their_names():
     look_s, lookers = store_of_etcd.look_s, store_of_etcd.LOOKERS
     assert look_s(1) == look_s(lookers) == store_of_etcd.LOOK_S

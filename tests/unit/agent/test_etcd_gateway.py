@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 
-from holdfast.agent.store.etcd_gateway import Gateway
+from aiohttp import web
+from waiting import until
+
+from holdfast.agent.store.etcd_gateway import TRY_S, Gateway
 
 HOSTS = ("10.9.0.1", "10.9.0.2", "10.9.0.3")
 
@@ -31,3 +35,50 @@ def test_members_on_lost_hosts_are_passed_by_while_another_is_left() -> None:
         gateway._next()
         found.add(asked())
     assert found == set(HOSTS)  # better a lost one than nobody
+
+
+def test_what_is_asked_of_a_host_that_is_lost_meanwhile_is_asked_of_the_next_at_once() -> None:
+    """A machine without power ends no connection."""
+
+    async def served(handle, host: str) -> tuple[web.AppRunner, str]:
+        app = web.Application()
+        app.router.add_post("/v3/kv/range", handle)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        site = web.TCPSite(runner, host, 0)
+        await site.start()
+        return runner, f"http://{host}:{runner.addresses[0][1]}"
+
+    async def body() -> float:
+        loop, came, over = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+
+        async def silent(_: web.Request) -> web.Response:
+            came.set()
+            await over.wait()
+            return web.json_response({})
+
+        async def answers(_: web.Request) -> web.Response:
+            return web.json_response({"header": {"revision": "7"}})
+
+        dead, silent_url = await served(silent, "127.0.0.2")
+        lives, good_url = await served(answers, "127.0.0.3")
+        gateway = Gateway((silent_url, good_url))
+        gateway._first = gateway.endpoints.index(silent_url)
+        try:
+            question = asyncio.create_task(gateway.ask("/v3/kv/range", {}, 60.0))
+            await until(came.is_set)
+            gateway._took_s["/v3/kv/range"] = 60.0  # so slow that nobody would give it up
+            begun_s = loop.time()
+            gateway.avoid(frozenset({"127.0.0.2", "127.0.0.3"}))
+            assert not gateway._asked or not next(iter(gateway._asked))[1].expired()
+            gateway.avoid(frozenset({"127.0.0.2"}))
+            assert (await question).header.revision == 7
+            assert not gateway._asked
+            return loop.time() - begun_s
+        finally:
+            over.set()
+            await gateway.close()
+            await dead.cleanup()
+            await lives.cleanup()
+
+    assert asyncio.run(asyncio.wait_for(body(), 30.0)) < TRY_S
