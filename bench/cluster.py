@@ -4,20 +4,22 @@ Owns five cases on network namespaces with an etcd of three members among them. 
 `exception`: one rank of four.  `node_loss`: a node of four loses power, and a spare is ready.
 `leader_and_etcd`: the same of the node that leads, and a member of the store with it.  `shrink`: a
 node of four goes, and no other is there.  Of each lost node a row says how many of the other agents
-knew by then.  Each world is started once and hurt again and again; who was lost comes back before
-the next.  A rank's kill and its exception take turns, for what else runs on the machine changes by
-the minute: each row has the load, `ended_s`, when that rank's process had ended, and `raised_s`,
-when its page said that it raised: an exception is ordered by the agent's API and raised where the
-step comes by, and only then is there a fault.  Needs root, iproute2, nftables and etcd-server.
+knew by then, and whether etcd's own leader went with it, whose successor an election finds.  Each
+world is started once and hurt again and again; who was lost comes back before the next.  A rank's
+kill and its exception take turns, for what else runs on the machine changes by the minute: each row
+has the load, `ended_s`, when that rank's process had ended, and `raised_s`, when its page said that
+it raised: an exception is ordered by the agent's API and raised where the step comes by, and only
+then is there a fault.  Needs root, iproute2, nftables, etcd-server and etcd-client.
 
     python -m bench.cluster [--cases rank_kill exception node_loss leader_and_etcd shrink]
-                            [--runs 10] [--weight 16] [--seed 1]
+                            [--runs 10] [--weight 16] [--seed 1] [--etcd-timers 50 500]
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import os
 import random
 import signal
@@ -193,7 +195,7 @@ def kept(run: Watched, before: dict[int, Step], lost: int) -> int:
 def hurt_node(run: Watched, case: str) -> dict[str, Any]:
     world, spares = run.world, int(case != "shrink")
     before = run.quiet(RANKS, spares)
-    leader = world.leader()
+    leader, first_member = world.leader(), leads_store(world)
     candidates = sorted(set(before) - {leader}) if case != "leader_and_etcd" else [leader]
     number = run.draw.choice(candidates)
     others = [one for one in run.pages if one != number]
@@ -208,6 +210,7 @@ def hurt_node(run: Watched, case: str) -> dict[str, Any]:
     known = [says_lost(path, ends[one], number) for one, path in logs.items()]
     row = {"recovery_s": seconds, "redone_steps": redone, "node": number,
            "leader": number == leader, "etcd": number in MEMBERS,
+           "etcd_leader": number == first_member,
            "kept": kept(run, before, number), "known": sum(map(bool, known))}
     world.nodes[number].kill()  # its last process is waited for
     world.nodes.blackhole(number, on=False)
@@ -215,6 +218,18 @@ def hurt_node(run: Watched, case: str) -> dict[str, Any]:
         world.start_member(number)
     run.launch(number)
     return row
+
+
+def leads_store(world: World) -> int:
+    """The node whose member of etcd leads the others; -1 where none says so."""
+    for number in MEMBERS:
+        said = world.nodes[number].run(
+            ["etcdctl", "--endpoints", f"{world.nodes[number].address}:2379", "endpoint", "status",
+             "-w", "json"], {"ETCDCTL_API": "3"})
+        for one in json.loads(said.stdout or "[]"):
+            if one["Status"]["leader"] == one["Status"]["header"]["member_id"]:
+                return number
+    return -1
 
 
 def log_of(world: World, number: int) -> Path:
@@ -231,9 +246,12 @@ def says_lost(path: Path, begin: int, lost: int) -> bool:
 
 
 @contextmanager
-def started(nodes: int, nnodes: str, weight: int, seed: int) -> Iterator[Watched]:
+def started(
+    nodes: int, nnodes: str, weight: int, seed: int, etcd_timers_ms: Sequence[int]
+) -> Iterator[Watched]:
     with Nodes(nodes, weight=weight) as made:
         world = World(made, members=MEMBERS)
+        world.heartbeat_ms, world.election_ms = etcd_timers_ms
         world.start_store()
         run = Watched(world, nnodes, random.Random(seed))
         for number in range(nodes):
@@ -263,6 +281,8 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=10)
     parser.add_argument("--weight", type=int, default=16)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--etcd-timers", type=int, nargs=2, default=(50, 500),
+                        metavar=("HEARTBEAT_MS", "ELECTION_MS"))
     parser.add_argument("--out", type=Path, default=BENCH / "results")
     options = parser.parse_args()
     results = Results("cluster", options.out)
@@ -271,7 +291,8 @@ def main() -> int:
     for nodes, nnodes, cases in worlds:
         if not cases:
             continue
-        with started(nodes, nnodes, options.weight, options.seed) as run:
+        with started(nodes, nnodes, options.weight, options.seed,
+                     options.etcd_timers) as run:
             of_a_rank = [case for case in cases if case in OF_A_RANK]
             others = [[case] for case in cases if case not in OF_A_RANK]
             rows = [row for turns in (of_a_rank, *others)

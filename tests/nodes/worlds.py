@@ -44,6 +44,7 @@ class World:
         self.shared = nodes.home / "shared"
         self.shared.mkdir(exist_ok=True)
         self.max_restarts, self.gate = 20, "[]"
+        self.heartbeat_ms, self.election_ms = 50, 500  # of etcd
         self.readings = ""  # more of each agent's [agent]
         self.settings = ""  # more of each agent's [detect] and behind it; {home} is its node's
         self.labels: dict[int, dict[str, str]] = {}  # node -> cluster.labels of its agent
@@ -68,8 +69,8 @@ class World:
             "etcd", "--name", node.name, "--data-dir", str(node.home / "etcd"),
             "--listen-client-urls", here, "--advertise-client-urls", here,
             "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
-            "--initial-cluster", all_peers, "--heartbeat-interval", "50",
-            "--election-timeout", "500"], output="etcd.out")
+            "--initial-cluster", all_peers, "--heartbeat-interval", str(self.heartbeat_ms),
+            "--election-timeout", str(self.election_ms)], output="etcd.out")
 
     @property
     def endpoints(self) -> str:

@@ -397,7 +397,7 @@ def lost(world: Cluster) -> list[list[str]]:
 
 def test_two_nodes_that_reach_a_third_no_more_hold_it_lost_until_they_do() -> None:
     world = cut_in_two()
-    world.loop.run_until(8.5)
+    world.loop.run_until(8.2)
     assert lost(world) == [[]] * 4
     world.loop.run_until(11.0)
     names = list(world.machines)

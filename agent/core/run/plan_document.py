@@ -131,7 +131,9 @@ class Document:
 
     def _takeover(self, ctx: Context, lease: Lease) -> Takeover:
         plan = self.state.document.plan
-        nodes = ctx.nodes(plan)
+        # This node's own gate is asked behind this, and a refusal of it has stood back before.
+        nodes = tuple(replace(one, held="") if one.node == ctx.view.node else one
+                      for one in ctx.nodes(plan))
         return self._signs.of(ctx, lease, plan, world_of(ctx.view), nodes)
 
     def tell_unheard(self, ctx: Context) -> None:
