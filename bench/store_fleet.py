@@ -115,9 +115,10 @@ class Fleet:
         await self.ask("mark")
         await store.put(StoreWrite(LEASE, 0, store.node.encode()))
         end_s = time.monotonic() + SPREAD_LIMIT_S
-        while (await self.said(1)).missing and time.monotonic() < end_s:
-            await asyncio.sleep(0.02)  # the lease's own news are read by then
+        while not version and (await self.said(1)).missing and time.monotonic() < end_s:
+            await asyncio.sleep(0.02)  # the lease's own news are read by then; later ones renew it
         await asyncio.sleep(1.0)
+        await store.put(StoreWrite(LEASE, 0, store.node.encode()))
         body = self.plan + b" " * version
         await self.ask("mark")
         begun_s = time.monotonic()
