@@ -42,7 +42,7 @@ from .store_crowd import AT_ONCE, Beside, Said
 WHOLE = 16  # of them, as they ship
 RUN_NODES = NNODES_MAX
 JOIN_LIMIT_S, QUIET_S, SPREAD_LIMIT_S = 900.0, 3.0, 120.0
-CONNECTIONS, OTHERS = 4, 1000  # descriptors of an agent: two ends here, and two of etcd's
+CONNECTIONS, OTHERS = 2, 1000  # descriptors of an agent, in the crowd's process and in etcd's
 DOCUMENT = b"x" * 300  # an agent's address, its labels and devices
 RUN, LEASE = "fleet", "lease/fleet"
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -199,7 +199,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     wanted = CONNECTIONS * max(options.agents) + OTHERS
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(most, wanted), max(most, wanted)))
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(most, wanted), max(most, wanted)))
+    except ValueError:
+        parser.error(f"{max(options.agents)} agents need {wanted} open files of one process, and "
+                     f"this machine lets it have {most}: ulimit -Hn")
     results = Results("store", options.out)
     for agents in options.agents:
         with tempfile.TemporaryDirectory() as made:
