@@ -115,18 +115,23 @@ def test_too_few_that_begin_start_nothing(capsys: pytest.CaptureFixture[str]) ->
     assert "b: started (pid 7)" in said and "c: not started: nobody accepts" in said
 
 
-def test_the_same_command_typed_twice_ends_nothing_of_the_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its nodes refuse the second, which leaves; what goes on there is the first."""
-    here = "run m5 goes on here already"
-    agent = Answers({"b": ("refused", 0, here), "c": ("refused", 0, here)}, {})
+def refused_here(agent: Answers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole command on node a, which comes to nothing since too few of b and c begin."""
     monkeypatch.setattr(agent, "get", lambda route: {"node": "a"}, raising=False)
     monkeypatch.setattr(start_on, "Agent", lambda path, timeout_s: agent)
     monkeypatch.setattr(start_on, "node_socket", lambda environ: tmp_path)
     monkeypatch.setattr(start_on.signal, "pthread_sigmask", lambda how, mask: set())
     with pytest.raises(Failure, match="1 node of 3"):
         start_on.start_on("run", ("--on", "b,c", "--run", "m5", "x.py"), [], {}, WITHOUT_VALUE)
+
+
+def test_the_same_command_typed_twice_ends_nothing_of_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its nodes refuse the second, which leaves; what goes on there is the first."""
+    here = "run m5 goes on here already"
+    agent = Answers({"b": ("refused", 0, here), "c": ("refused", 0, here)}, {})
+    refused_here(agent, tmp_path, monkeypatch)
     ended = [nodes for verb, nodes in agent.asked if verb == "end"]
     assert not any(ended), agent.asked
 
@@ -137,12 +142,7 @@ def test_what_was_taken_is_ended_where_too_few_begin(
     monkeypatch.setattr(start_on, "BEGINS_S", 0.0)
     agent = Answers({"b": ("queued", 0, ""), "c": ("refused", 0, "nobody accepts")},
                     {"b": ("queued", 0, "")})
-    monkeypatch.setattr(agent, "get", lambda route: {"node": "a"}, raising=False)
-    monkeypatch.setattr(start_on, "Agent", lambda path, timeout_s: agent)
-    monkeypatch.setattr(start_on, "node_socket", lambda environ: tmp_path)
-    monkeypatch.setattr(start_on.signal, "pthread_sigmask", lambda how, mask: set())
-    with pytest.raises(Failure, match="1 node of 3"):
-        start_on.start_on("run", ("--on", "b,c", "--run", "m5", "x.py"), [], {}, WITHOUT_VALUE)
+    refused_here(agent, tmp_path, monkeypatch)
     assert agent.asked[-1] == ("end", ["b"])
 
 
