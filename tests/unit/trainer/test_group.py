@@ -189,8 +189,11 @@ def transfers():
 
 def gloos():
     """The threads of gloo's groups in this process."""
-    names = [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]
-    return sorted(name.strip() for name in names if "gloo" in name)
+    names = list[str]()
+    for path in Path("/proc/self/task").glob("*/comm"):
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            names.append(path.read_text().strip())
+    return sorted(name for name in names if "gloo" in name)
 
 
 def briefly_connecting():
