@@ -3,11 +3,13 @@
 gloo tells a failed connection to the operations that are queued on it, and not to the one that is
 half sent: whoever waits for that one sleeps for the whole of his timeout, though the connection is
 closed (docs/decisions/014).  So nobody waits inside gloo: the rank's own thread waits where
-`release` reaches it, and leaves a thread that waits in gloo behind at worst.
+`release` reaches it, and leaves a thread that waits in gloo behind at worst.  gloo's destructor
+waits for such a thread too, so nobody frees a group in which one still sleeps.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import queue
 import threading
@@ -56,6 +58,7 @@ class Breakable(dist.ProcessGroup):
         self.over_s = NEVER  # monotonic: from when on nobody waits
         self._idle, self._lock = list[Waiter](), threading.Lock()
         self._futures = set[torch.futures.Future[Any]]()
+        self._under_way = collections.deque[Any]()  # what threads of gloo carry out
 
     def release(self) -> None:
         """Ends every wait, soon and from then on.  From any thread, any number of times."""
@@ -66,9 +69,34 @@ class Breakable(dist.ProcessGroup):
             for waiter in self._idle:
                 waiter.work.put(None)
             self._idle.clear()
-        timer = threading.Timer(GRACE_S, self._fail_futures)
+        timer = threading.Timer(GRACE_S, self._end)
         timer.daemon = True
         timer.start()
+
+    def _end(self) -> None:
+        """Fails what is waited for, and keeps the group for as long as gloo is asleep in it: whoever
+        drops the last reference, perhaps with an error's traceback, would wait in its destructor.
+        """
+        self._fail_futures()
+        for work in list(self._under_way):
+            with contextlib.suppress(RuntimeError):
+                work.wait(TRANSFER_TIMEOUT)
+
+    def begun(self, work: Any) -> Any:
+        """Remembers what threads of gloo carry out, until it is done."""
+        with self._lock:
+            self._forget_done()
+            self._under_way.append(work)
+        return work
+
+    def ended(self) -> None:
+        """Something was waited for: its tensors are kept no longer."""
+        with self._lock:
+            self._forget_done()
+
+    def _forget_done(self) -> None:
+        while self._under_way and self._under_way[0].is_completed():
+            self._under_way.popleft()
 
     def check(self) -> None:
         """Raises RuntimeError once it is released."""
@@ -115,7 +143,7 @@ class Breakable(dist.ProcessGroup):
                 # a ring through torch that Python's collector does not see.
                 future.set_exception(error.with_traceback(None))  # type: ignore[arg-type]  # "T"
 
-        self.gloo.allreduce([flat]).get_future().add_done_callback(done)
+        self.begun(self.gloo.allreduce([flat])).get_future().add_done_callback(done)
         if time.monotonic() >= self.over_s:
             self._fail_futures()
         return future
@@ -146,7 +174,9 @@ class Work(dist.Work):
         end_s = time.monotonic() + timeout.total_seconds() if timeout else NEVER
         while True:
             try:
-                return bool(self.work.wait(timedelta(seconds=LOOK_S)))
+                done = bool(self.work.wait(timedelta(seconds=LOOK_S)))
+                self.group.ended()
+                return done
             except RuntimeError:
                 if self.work.is_completed():  # failed, or done just behind the look's end
                     return bool(self.work.wait())
@@ -196,7 +226,7 @@ class Waiter:
 
 def _made_breakable(name: str) -> Callable[..., Work]:
     def collective(self: Breakable, *given: Any, **named: Any) -> Work:
-        return Work(self, getattr(self.gloo, name)(*given, **named))
+        return Work(self, self.begun(getattr(self.gloo, name)(*given, **named)))
     return collective
 
 

@@ -115,7 +115,8 @@ class Balanced(DataParallel):
         for lane in self.lanes:
             # Its sockets are cut: nothing blocks.
             lane.thread.shutdown(wait=True, cancel_futures=True)
-        self.lanes = []
+        # Their tracebacks know the group.
+        self.lanes, self.errors = [], []
         super().leave()
 
 

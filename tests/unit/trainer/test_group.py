@@ -91,12 +91,15 @@ def survive(port, pipe, what):
     pipe.recv()  # nothing is read here until then: the other's message cannot get through whole
     threading.Thread(target=cut, daemon=True).start()
     pipe.send("begins")
+    said = ""
     try:
         what(group)
     except RuntimeError as error:
         said = str(error)
         group.leave()
-        pipe.send(said)
+        wait_for(lambda: not named("old group"), LIMIT_S)
+    # Here the last frame goes that knew the group, and gloo may still be asleep in what was asked.
+    pipe.send(said)
 
 
 def die(port, pipe, begin):
@@ -135,10 +138,10 @@ def count_threads(port, pipe, _):
     group = joined(0, port)
     pipe.send("joined")
     receive(group)
-    pipe.send(transfers())
+    pipe.send(named("transfers"))
     group.leave()
-    wait_for(lambda: not transfers(), LIMIT_S)
-    pipe.send(transfers())
+    wait_for(lambda: not named("transfers"), LIMIT_S)
+    pipe.send(named("transfers"))
 
 
 def outlive(port, pipe, what):
@@ -183,8 +186,9 @@ def meet_far(port, pipe, rank):
         pipe.send("over")
 
 
-def transfers():
-    return sum(thread.name == "transfers" for thread in threading.enumerate())
+def named(name):
+    """How many threads of ours have this name."""
+    return sum(thread.name == name for thread in threading.enumerate())
 
 
 def gloos():
