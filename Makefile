@@ -17,7 +17,7 @@ export PIP_PROGRESS_BAR := off
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo check types test sim storms e2e e2e-operators golden bench bench-engines telemetry mutants mutants-sim xla-python ray-python ray \
-  begin-xla-python audit docs pictures dist packages clean
+  campaign audit docs pictures dist packages clean
 
 help:  ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 16
@@ -36,15 +36,14 @@ types: $(VENV)/.test  ## mypy --strict over every package
 # themselves.
 TIMED := $(addprefix tests/,host machine e2e nodes systemd)
 
-test: packages begin-xla-python check types  ## everything that CI runs
+test: packages check types  ## everything that CI runs
 	@failed=0; \
-	$(PYTEST) -n auto --dist worksteal tests $(addprefix --ignore ,$(TIMED)) || failed=1; \
-	$(PYTEST) $(TIMED) || failed=1; \
+	$(PYTEST) -m 'not campaign' -n auto --dist worksteal tests $(addprefix --ignore ,$(TIMED)) || failed=1; \
+	$(PYTEST) -m 'not campaign' $(TIMED) || failed=1; \
 	exit $$failed
 
-begin-xla-python: $(VENV)/.test  # minutes that need little of a core: its tests wait for what is begun
-	@if [ "$${CI-}" = true ] && [ -z "$${HOLDFAST_TEST_XLA_PYTHON-}" ]; then \
-	  $(BIN)/python tests/own_python.py xla > /dev/null 2>&1 < /dev/null & fi
+campaign: packages xla-python  ## the tests that `make test` has no time for (half an hour, 7 GB)
+	CI=$${CI-true} $(PYTEST) -m campaign tests
 
 sim: $(VENV)/.test  ## core and performer in storms on a virtual cluster
 	$(PYTEST) tests/sim

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 from collections.abc import Generator
+from pathlib import Path
 from typing import TypeVar
 
 import pytest
@@ -25,6 +26,19 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 HARDWARE = re.compile(
     r"\bkernel\b|/dev/kmsg|adjtimex|cgroup|memory controller|file system|^::1: |of its own")
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
+
+
+def campaign() -> list[str]:
+    """Those of campaign.txt."""
+    lines = (Path(__file__).parent / "campaign.txt").read_text().splitlines()
+    return [name for line in lines if (name := line.partition("#")[0].strip())]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    apart = {f"tests/{name}" for name in campaign()}
+    for item in items:
+        if not apart.isdisjoint((item.nodeid, item.nodeid.partition("[")[0])):
+            item.add_marker("campaign")
 
 
 def judged(report: Report) -> Report:

@@ -1,8 +1,8 @@
 """Pythons of their own, for what cannot be installed beside the rest: named, or made once and kept;
 and what runs in them.
 
-A variable of the environment names one.  Else it is made below the repository, where CI runs and
-the disk has room; `make NAME-python` makes it anywhere.
+A variable of the environment names one, or `make NAME-python` makes it below the repository, where
+the disk has room.
 """
 
 from __future__ import annotations
@@ -65,11 +65,8 @@ class OwnPython:
         if named := os.environ.get(self.variable, ""):
             return named, ""
         if not (self.place / "made").exists():
-            if os.environ.get("CI") != "true":
-                return "", (f"{self.variable} names no Python of its own with {self.holds}: "
-                            f"`make {self.name}-python` makes one")
-            if problem := self.make():
-                return "", f"no Python of its own with {self.holds}: {problem}"
+            return "", (f"{self.variable} names no Python of its own with {self.holds}: "
+                        f"`make {self.name}-python` makes one")
         return str(self.place / "bin/python"), ""
 
     def make(self) -> str:

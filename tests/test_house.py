@@ -346,3 +346,17 @@ def test_no_worker_is_given_a_port_that_another_worker_gives_out() -> None:
     given = free_ports(9) + free_ports(9)
     assert len(set(given)) == 18 and set(given) <= set(share(
         os.environ.get("PYTEST_XDIST_WORKER", "")))
+
+
+def test_what_the_campaign_lists_is_there() -> None:
+    """A name that no test has any more would leave its successor nowhere, or in `make test`."""
+    tests = Path(__file__).parent
+    lines = (tests / "campaign.txt").read_text().splitlines()
+    named = [line for line in lines if line and not line.startswith("#")]
+    assert named and len(named) == len(set(named))
+    for line in named:
+        name, _, stays = line.partition("  # ")
+        file, _, rest = name.partition("::")
+        function = rest.partition("[")[0]
+        assert f"def {function}(" in (tests / file).read_text(), name
+        assert stays, f"{name}: what `make test` keeps of it"
