@@ -74,7 +74,7 @@ class Breakable(dist.ProcessGroup):
         timer.start()
 
     def _end(self) -> None:
-        """Fails what is waited for, and keeps the group for as long as gloo is asleep in it: whoever
+        """Fails what is waited for, and keeps the group for as long as gloo is asleep in it: who
         drops the last reference, perhaps with an error's traceback, would wait in its destructor.
         """
         self._fail_futures()
