@@ -3,16 +3,20 @@
 Owns the comparison and its confidence interval, and the CPU-seconds and memory of the processes
 beside the ranks.  Two runs: a plain script (optimizer hooks, ticker) and the trainer (phases, step
 markers, ticker; snapshots by whole cadences).  In a pair one step has everything on and its
-neighbour everything off, in random order; a pair with a snapshot in it does not count for hooks.
+neighbour everything off, launcher, agent and their children stopped, in random order; a pair with a
+snapshot in it counts for snapshots alone.
 
     python -m bench.overhead            # 150 pairs each: shows that it works, not the number
     python -m bench.overhead --full     # 4,500 pairs each: about 25 minutes a grade
+    python -m bench.overhead --ranks 1  # with a core that no rank needs, as a node has them
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import signal
 import statistics
 import sys
 import tempfile
@@ -22,9 +26,8 @@ from typing import Any, NamedTuple
 
 from . import common, memory
 from .common import BENCH, ROOT, Failed, Place, Results
-from .overhead_switch import WARM_STEPS
+from .overhead_switch import BESIDE, WARM_STEPS
 
-RANKS = 2
 STEP_LIMIT_S = 5.0  # on average; a bound, never a condition
 SCRAPE_S = 15.0
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -32,7 +35,7 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 class Line(NamedTuple):
     step: int
-    hooks_on: bool
+    all_on: bool
     snapshots_on: bool
     ns: int
     cadence: int
@@ -68,15 +71,15 @@ def compare(on: list[float], off: list[float]) -> dict[str, Any]:
     }
 
 
-def hooks_effect(lines: list[Line], pairs: int) -> dict[str, Any]:
+def whole_effect(lines: list[Line], pairs: int) -> dict[str, Any]:
     """Lines WARM_STEPS+1 .. are the pairs, two by two."""
     used = lines[WARM_STEPS : WARM_STEPS + 2 * pairs]
     on, off = [], []
     for first, second in zip(used[::2], used[1::2], strict=True):
         if first.has_snapshot() or second.has_snapshot():
             continue
-        assert first.hooks_on != second.hooks_on
-        a, b = (first, second) if first.hooks_on else (second, first)
+        assert first.all_on != second.all_on
+        a, b = (first, second) if first.all_on else (second, first)
         on.append(float(a.ns))
         off.append(float(b.ns))
     return compare(on, off)
@@ -163,34 +166,56 @@ def cpu_window(where: Place, root: int, tickers: list[tuple[int, int]], seconds:
 # ------------------------------------------------------------------------------------ runs
 
 
-def command_of(grade: str, where: Place, shared: Path, pairs: int) -> list[str]:
+def command_of(grade: str, where: Place, shared: Path, ranks: int, pairs: int) -> list[str]:
     if grade == "script":
         script = [str(BENCH / "overhead_script.py"), str(where.home), str(pairs)]
-        return common.run_command(script, RANKS, "bench")
+        return common.run_command(script, ranks, "bench")
     return common.train_command(
-        RANKS, "bench", f"work_dir={shared}", "checkpoint.every=0", "steps=1000000",
-        f"micro_batches={RANKS}", "data=bench.overhead_data:Data",
+        ranks, "bench", f"work_dir={shared}", "checkpoint.every=0", "steps=1000000",
+        f"micro_batches={ranks}", "data=bench.overhead_data:Data",
         f'data_options.folder="{where.home}"', f"data_options.pairs={pairs}",
     )
 
 
-def measure(grade: str, shared: Path, pairs: int, window_s: float) -> dict[str, Any]:
+def name_beside(where: Place, root: int) -> None:
+    """Tells the rank that switches which processes are Holdfast's: all but ranks and theirs."""
+    ranks = {read_record(record)[0][0] for record in where.home.glob("overhead-*")}
+    below = {child for pid in ranks for child in common.descendants(pid)}
+    beside = [root, *(pid for pid in common.descendants(root) if pid not in ranks | below)]
+    new = where.home / f"{BESIDE}.new"
+    new.write_text(" ".join(map(str, beside)))
+    new.rename(where.home / BESIDE)
+
+
+def let_go_on(where: Place) -> None:
+    """A rank that ended in mid-measurement leaves them stopped."""
+    if (where.home / BESIDE).exists():
+        for pid in (where.home / BESIDE).read_text().split():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGCONT)
+
+
+def measure(grade: str, shared: Path, ranks: int, pairs: int, window_s: float) -> dict[str, Any]:
     with common.place(grade) as where:
         path = [str(ROOT), where.environ.get("PYTHONPATH", "")]
         where.environ["PYTHONPATH"] = os.pathsep.join(filter(None, path))
-        command = command_of(grade, where, shared, pairs)
-        row: dict[str, Any] = {"case": f"overhead_{grade}", "ok": False, "why": "",
+        command = command_of(grade, where, shared, ranks, pairs)
+        row: dict[str, Any] = {"case": f"overhead_{grade}", "ranks": ranks, "ok": False, "why": "",
                                "command": common.neutral(command, where)}
         with common.running(command, where) as process:
-            records = [where.home / f"overhead-{rank}" for rank in range(RANKS)]
+            records = [where.home / f"overhead-{rank}" for rank in range(ranks)]
             try:
+                wait_lines(process, records[0], WARM_STEPS)
+                name_beside(where, process.pid)
                 wait_lines(process, records[0], WARM_STEPS + 2 * pairs)
                 tickers = [read_record(record)[0] for record in records]
                 row["beside"] = cpu_window(where, process.pid, tickers, window_s)
             except Failed as error:
                 return {**row, "why": str(error), "log": common.log_tail(where)}
+            finally:
+                let_go_on(where)
         lines = read_record(records[0])[1]
-        row["hooks"] = hooks_effect(lines, pairs)
+        row["all"] = whole_effect(lines, pairs)
         if grade == "trainer":
             row["snapshots"] = snapshots_effect(lines, pairs)
         row["steps"] = [list(map(int, line)) for line in lines]
@@ -218,7 +243,7 @@ def wait_lines(process: Any, record: Path, count: int) -> None:
 
 def show(row: dict[str, Any]) -> None:
     print(f"{row['case']}: {'ok' if row['ok'] else 'FAIL ' + row['why']}")
-    for part in ("hooks", "snapshots"):
+    for part in ("all", "snapshots"):
         found = row.get(part, {})
         if "mean_percent" in found:
             print(f"    {part:9s} {found['mean_percent']:+.3f} % of a step of "
@@ -239,6 +264,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--full", action="store_true", help="4,500 pairs, CPU over 120 s")
     parser.add_argument("--quick", action="store_true", help="20 pairs, CPU over 5 s")
     parser.add_argument("--pairs", type=int, default=0)
+    parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--grades", default="script,trainer")
     parser.add_argument("--out", type=Path, default=BENCH / "results")
     options = parser.parse_args(arguments)
@@ -246,7 +272,8 @@ def main(arguments: list[str] | None = None) -> int:
     results = Results("overhead", options.out)
     with tempfile.TemporaryDirectory(prefix="hfb-") as folder:
         for grade in options.grades.split(","):
-            row = measure(grade, Path(folder), options.pairs or pairs, window_s)
+            row = measure(grade, Path(folder), options.ranks, options.pairs or pairs,
+                          window_s)
             results.add(row)
             show(row)
     print(f"rows: {results.path}")

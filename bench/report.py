@@ -187,8 +187,8 @@ def overhead(rows: list[Row]) -> str:
     for row in rows:
         if not row["ok"]:
             continue
-        grade = row["case"].removeprefix("overhead_")
-        for part in ("hooks", "snapshots"):
+        grade = f"{row['case'].removeprefix('overhead_')}, {row.get('ranks', 2)} ranks"
+        for part in ("all", "hooks", "snapshots"):  # hooks: older rows
             found = row.get(part, {})
             if "mean_percent" in found:
                 effects.append([
