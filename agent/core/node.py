@@ -67,6 +67,7 @@ RUNS_MAX = 32
 ABSENT_S = 60.0  # a launcher that waits for a restarted agent is back within seconds
 HANDLED_MAX = 256
 NOBODY_NAMED = "shown: where the kernel's line names no rank's process, nobody is looked at"
+OWN_CODE = "; or with the script's own code, where it ended with one"
 PAUSED = "paused by an operator: shown, and nothing done"
 ASKED = "asked for by an operator"
 
@@ -306,14 +307,16 @@ class Node:
                 continue  # no cause of a run comes of it
             for rank in (-1, *(r.rank for r in view.ranks)):
                 cause = ends.Cause(fault=fault, generation=view.generation, reason=fault, rank=rank,
-                                   node=self.name, step=-1, detector=detector)
+                                   node=self.name, step=-1, detector=detector,
+                                   user=fault in ends.OF_THE_JOB)
                 granted = case.outlook(context, cause) if case is not None else None
                 if granted is not None and case is not None:
                     paused = case.state.held.rests or bool(self.kept.paused)
+                    over = granted.action == "finish" and not paused
+                    said = granted.reason + (OWN_CODE if over and cause.user else "")
                     found.append(Outlook(
                         rank_subject(view.run, rank), "" if paused else granted.rung,
-                        PAUSED if paused else granted.reason,
-                        granted.code if granted.action == "finish" and not paused else -1))
+                        PAUSED if paused else said, granted.code if over else -1))
         if book is not None and of_node:
             cause = ends.Cause(fault=fault, generation=0, reason=fault, severity=book.severity)
             action, why = self.repairs.outlook(whole, cause)

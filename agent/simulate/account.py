@@ -14,6 +14,7 @@ from .job import Job
 PROGRESS_STEPS = 10  # README: that many new steps, or one checkpoint, give a restart back
 UNSEEN_STEPS = 2  # a leader's last look at a page may be this old
 SEEN_S = 2.0  # after this a checkpoint stands in everybody's listing
+RESTARTS = "restarts"  # the budget that --max-restarts is
 BOUGHT = "charged:"  # how a plan names what it was charged for
 ANEW = "the launcher is idle"  # another submission of the run has its own budgets
 
@@ -30,6 +31,13 @@ def gained(job: Job, plan: Plan, all_seen: bool) -> bool:
     before = max(plan.peak, gang.best_before if all_seen and gang is not None else 0)
     steps = gang.peak - before if gang is not None and gang.formed else 0
     return plan.generation in job.committed or steps >= PROGRESS_STEPS - UNSEEN_STEPS
+
+
+def lasted(job: Job, plan: Plan) -> bool:
+    """Did a script's or a command's generation begin?  How far one came proves nothing, and gives
+    back what a runbook allows, never what the caller does."""
+    gang = job.gangs.get(plan.generation)
+    return job.grade != TRAINER and gang is not None and gang.formed
 
 
 def must_give_back(job: Job, generation: int) -> bool:
@@ -54,7 +62,8 @@ def wrong(job: Job, before: Plan, plan: Plan, all_seen: bool) -> str:
     paid, back = bought(plan), bought(before)
     for key in sorted({*was, *now, *paid}):
         most = was.get(key, 0) + (key in paid)
-        least = most - (key in back and gained(job, before, all_seen))
+        may = gained(job, before, all_seen) or key != RESTARTS and lasted(job, before)
+        least = most - (key in back and may)
         count = now.get(key, 0)
         if not least <= count <= most:
             return (f"{key} stands at {count} behind gen {before.generation}, true is {least} to "

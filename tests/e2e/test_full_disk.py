@@ -46,8 +46,8 @@ def fill(place: Path) -> Path:
 
 
 def test_state_disk_full_in_mid_run(runs: Runs, small: Path) -> None:
-    run = runs.script("plain.py", "100000", flags=("--nproc-per-node", "2", "--log-dir",
-                                                   str(runs.home / "logs")),
+    """With it the folder of the ranks' logs: what they print is lost, and ends none of them."""
+    run = runs.script("talking.py", "100000", flags=("--nproc-per-node", "2"),
                       HOLDFAST_STATE_DIR=str(small))
     first = run.at_step(3)
     filler = fill(small)
@@ -59,6 +59,7 @@ def test_state_disk_full_in_mid_run(runs: Runs, small: Path) -> None:
     wait_for(lambda: run.status()["need"].startswith(f"make room: {small}"), what="the need")
     status = run.api("/api/v1/status")
     assert status["journal_stalled"] and "full" in status["disk_problem"]
+    assert status["runs"][0]["generation"] == 2, run.output
     filler.unlink()
     run.wait_output("state is kept again")
     wait_for(lambda: run.status()["need"] == "nothing", 60, "the need is over")

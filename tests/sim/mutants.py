@@ -463,7 +463,7 @@ MUTANTS = (
            put(policy, "made_progress", lambda *_: True),
            seed=1),
     Mutant("nothing gives restarts back", "ranks", ("budgets_true",),
-           put(policy, "give_back", lambda spent, _: spent)),
+           put(policy, "give_back", lambda spent, *_: spent)),
     Mutant("progress counts from a leader's memory", "ranks", ("budgets_true",),
            leaders_memory,
            seed=1),

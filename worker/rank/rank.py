@@ -8,6 +8,7 @@ never decides anything about the run.
 from __future__ import annotations
 
 import ctypes
+import errno
 import importlib.machinery
 import io
 import os
@@ -17,7 +18,7 @@ import signal
 import socket
 import sys
 import types
-from typing import Dict, List, NamedTuple, Optional
+from typing import Any, Dict, List, NamedTuple, Optional
 
 from .. import elastic
 from .. import page as pages
@@ -27,6 +28,7 @@ from .ticker import Ticker
 
 PR_SET_PDEATHSIG = 1
 PR_SET_PTRACER = 0x59616D61
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # disk, quota, limit on a file's size
 
 
 class Program(NamedTuple):
@@ -94,6 +96,19 @@ def point(number: int, path: str) -> None:
     os.close(fd)
 
 
+class RankLog(io.FileIO):
+    """A rank's own file.  Nobody asked for it to be kept where it is, so that what it has no room
+    for is lost, and the training that printed it goes on."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            return len(memoryview(data).cast("B"))
+
+
 def redirect(stdout: str, stderr: str) -> None:
     """Points the streams at the rank's own files, appended to, line by line."""
     null = os.open(os.devnull, os.O_RDONLY)
@@ -104,7 +119,7 @@ def redirect(stdout: str, stderr: str) -> None:
             point(number, path)
     sys.stdin = open(0, closefd=False)
     for name, number in (("stdout", 1), ("stderr", 2)):
-        raw = open(number, "wb", buffering=0, closefd=False)
+        raw = RankLog(number, "wb", closefd=False)
         stream = io.TextIOWrapper(
             io.BufferedWriter(raw), errors="backslashreplace", line_buffering=True)
         setattr(sys, name, stream)

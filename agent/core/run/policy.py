@@ -225,9 +225,12 @@ def made_progress(plan: Plan, new_steps: int, newest_commit: tuple[int, int] | N
     return new_steps >= PROGRESS_STEPS or committed
 
 
-def give_back(spent: tuple[tuple[str, int], ...], plan: Plan) -> tuple[tuple[str, int], ...]:
-    """Budgets after the plan's generation made progress: what it was charged is returned."""
-    keys = {g.removeprefix(CHARGED) for g in plan.granted if g.startswith(CHARGED)}
+def give_back(
+    spent: tuple[tuple[str, int], ...], plan: Plan, kept: tuple[str, ...] = ()
+) -> tuple[tuple[str, int], ...]:
+    """Budgets after the plan's generation made progress: what it was charged is returned, but for
+    what is `kept`."""
+    keys = {g.removeprefix(CHARGED) for g in plan.granted if g.startswith(CHARGED)} - {*kept}
     left = [(k, n - 1 if k in keys else n) for k, n in spent]
     return tuple((k, n) for k, n in left if n > 0)
 

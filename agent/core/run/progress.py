@@ -5,6 +5,8 @@ Owns RunState.progress and what is added to its history.  It suspects nobody: ca
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from msgspec.structs import replace
 
 from ..detect.ranks import collective
@@ -20,6 +22,16 @@ QUICK_S = 5.0  # a generation that broke sooner hardly began
 QUICK_FREE = 5  # of them in a row are answered at once
 QUICK_WAIT_S, QUICK_WAIT_MAX_S = 0.1, 30.0  # behind the next one, doubled each time
 OOM_PIDS_MAX = 64
+# A script's or a command's life that is no loop: so many steps, or so long up to its last one.
+LASTED_STEPS, LASTED_S = 10, 60.0
+
+
+class Life(NamedTuple):
+    """What one generation came to: nothing is known of an older one that trained on unseen."""
+
+    steps: int  # that nobody had finished before; of the trainer alone that is known
+    moved: bool  # a step that counts as progress was finished
+    lasted: bool  # of a script or a command: it did too much to be a loop
 
 
 def learn(
@@ -56,29 +68,38 @@ def learn(
     )
 
 
-def broken_off(ctx: Context, state: RunState, cause: Cause, by_cost: bool) -> None:
-    """A cause was found: what came after the last one is what this generation earned."""
-    now, boot_s, plan = state.progress, ctx.now.boot_s, state.document.plan
+def life(ctx: Context, state: RunState, generation: int) -> Life:
+    """What the generation that runs, or that a cause has just broken off, came to until now."""
+    now, plan, grade = state.progress, state.document.plan, ctx.view.grade
     base = now.base_step
-    if plan is not None and plan.generation == cause.generation:
+    if plan is not None and plan.generation == generation:
         # Who leads since then, or forgot, never saw what an earlier cause broke off.
         base = max(base, plan.peak)
-    # Only this generation's own steps count: an older one that trained on unseen, cut off from the
-    # leader, may have made the peak.
-    earned = max(0, now.seen_step - base)
-    # A script's steps begin anew: whether one was finished is all that can be known.
-    trainer = ctx.view.grade == TRAINER
-    moved = earned > 0 if trainer else now.seen_step > 0
-    quick = boot_s - now.began_boot_s < QUICK_S and not (moved and trainer)
+    if grade == TRAINER:
+        # Only this generation's own steps count: an older one that trained on unseen, cut off from
+        # the leader, may have made the peak.
+        steps = max(0, now.seen_step - base)
+        return Life(steps, steps > 0, False)
+    # A script's steps begin anew: whether any was finished is all that can be known.
+    until_s = ctx.now.boot_s if grade == OPAQUE else now.last_step_boot_s
+    lasted = now.seen_step >= LASTED_STEPS or until_s - now.began_boot_s >= LASTED_S
+    return Life(0, now.seen_step > 0, lasted)
+
+
+def broken_off(ctx: Context, state: RunState, cause: Cause, by_cost: bool) -> None:
+    """A cause was found: what came after the last one is what this generation earned."""
+    now, boot_s = state.progress, ctx.now.boot_s
+    steps, moved, lasted = life(ctx, state, cause.generation)
+    quick = boot_s - now.began_boot_s < QUICK_S and not (moved and ctx.view.grade == TRAINER)
     backoff, step = now.backoff, now.backoff_step
     if by_cost:
         # A slow step that was cut short would be slow again: the next wait there is longer.
         backoff = min(BACKOFF_MAX, backoff * 2) if step == cause.step else 2.0
         step = cause.step
     state.progress = replace(
-        now, earned_steps=earned, base_step=now.peak_step,
+        now, earned_steps=steps, base_step=now.peak_step,
         broken_boot_s=boot_s, backoff=backoff, backoff_step=step,
-        moved=moved, quick=now.quick + 1 if quick and cause.charged else 0,
+        moved=moved, lasted=lasted, quick=now.quick + 1 if quick and cause.charged else 0,
         trained_s=now.trained_s + max(0.0, now.last_step_boot_s - now.began_boot_s),
     )
 

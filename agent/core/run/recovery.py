@@ -102,7 +102,9 @@ class Recoveries:
             return
         since = self._since(ctx, plan)
         state.budgets = Budgets(since)
-        grant = self._granted(ctx, plan, recovery.cause, since)
+        now = state.progress
+        ended = progress.Life(now.earned_steps, now.moved, now.lasted)
+        grant = self._granted(ctx, plan, recovery.cause, since, ended)
         state.recovery = replace(recovery, grant=grant)
         if grant.would:
             self.incidents.would_have(ctx, recovery.incident, grant.would)
@@ -118,14 +120,15 @@ class Recoveries:
         nothing runs here."""
         if plan is None or self.state.cause is not None or plan.finished >= 0:
             return None
-        return self._granted(ctx, plan, cause, self._since(ctx, plan))
+        ends = progress.life(ctx, self.state, plan.generation)
+        return self._granted(ctx, plan, cause, self._since(ctx, plan), ends)
 
     def _granted(
-        self, ctx: Context, plan: Plan, cause: Cause, since: dict[str, float]
+        self, ctx: Context, plan: Plan, cause: Cause, since: dict[str, float], life: progress.Life
     ) -> policy.Grant:
-        """What the runbook's ladder comes to for this cause now."""
+        """What the runbook's ladder comes to for this cause, which ends this life."""
         account = policy.Account(
-            self.state.run, ctx.view.max_restarts, self._spent(ctx, plan),
+            self.state.run, ctx.view.max_restarts, self._spent(ctx, plan, life),
             tuple(key for key in since if self._window_over(ctx, key, since[key])),
             trained=self.state.progress.peak_step > 0, grade=ctx.view.grade,
             quick=self.state.progress.quick > 0,
@@ -145,14 +148,18 @@ class Recoveries:
             return 0, Leave(False, reason=f"{action}: no node is named")
         return 0, MAY
 
-    def _spent(self, ctx: Context, plan: Plan) -> tuple[tuple[str, int], ...]:
+    def _spent(
+        self, ctx: Context, plan: Plan, life: progress.Life
+    ) -> tuple[tuple[str, int], ...]:
         """Budgets, less what this generation earned back by making progress."""
         known = members.known(ctx.view, ctx.observed.beats, ctx.now, ctx.settings)
         own = [(c.generation, c.step) for c in known.commits if not c.bad]
-        earned = self.state.progress.earned_steps
-        if policy.made_progress(plan, earned, max(own, default=None)):
+        if policy.made_progress(plan, life.steps, max(own, default=None)):
             return policy.cleared(policy.give_back(plan.spent, plan))
-        return policy.cleared(plan.spent) if self.state.progress.moved else plan.spent
+        if life.lasted:
+            # Redone from where nobody sees: enough to be no loop, and no proof that it came further.
+            return policy.cleared(policy.give_back(plan.spent, plan, (policy.RESTARTS,)))
+        return policy.cleared(plan.spent) if life.moved else plan.spent
 
     def unexpired(self, ctx: Context, plan: Plan) -> dict[str, int]:
         """What is spent within its window, for what is charged beside a cause."""

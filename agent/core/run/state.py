@@ -79,6 +79,7 @@ class Progress(Value, frozen=True):
     base_step: int = 0  # peak when the last cause was found
     earned_steps: int = 0  # new steps of the generation that the last cause ended
     moved: bool = False  # that generation finished a step that counts as progress
+    lasted: bool = False  # it was a script's or a command's, and did too much to be a loop
     quick: int = 0  # generations in a row that broke within moments
     trained_s: float = 0.0  # of all generations that broke, each to its last finished step
     broken_boot_s: float = 0.0  # when the last cause was found

@@ -218,6 +218,41 @@ def test_explain_says_what_happens(ladder, count, spent, allow, alone, used, mos
     assert orders(made)[:1] == ([beyond] if beyond else [])
 
 
+@pytest.mark.parametrize(("grade", "before", "now", "goes_on"), [
+    ("trainer", 1, 60, True), ("trainer", 60, 61, False), ("trainer", 60, 75, True),
+    ("script", 60, 1, False), ("script", 1, 60, True)])
+def test_explain_counts_what_the_generation_earned_that_would_end(
+    grade: str, before: int, now: int, goes_on: bool,
+) -> None:
+    """And not what the one before it did."""
+    made = Lab(grade=grade, max_restarts=9)
+    made.runbooks = {**load_runbooks(), "rank_killed": Runbook(
+        "rank_killed", FATAL, "rank", LADDER, budget_count=1)}
+    made.node = Node("a", made.settings, made.runbooks)
+    made.begin()
+    made.train(before)
+    die(made)
+    assert made.view.generation == 2
+    made.all(step=0 if grade == "script" else before)
+    made.train(now)
+    outlook = {one.subject: one for one in made.node.outlook("rank_killed")}[SUBJECT]
+    made.kill(1)
+    for _ in range(40):
+        made.step(0.1)
+    assert made.finishes() == ([] if goes_on else [76])
+    assert (made.view.generation, outlook.code) == ((3, -1) if goes_on else (2, 76))
+
+
+def test_explain_gives_a_failed_script_the_scripts_own_code() -> None:
+    made = lab(("stop_run",))
+    made.runbooks["rank_exited"] = made.runbooks["rank_killed"]
+    outlook = {one.subject: one for one in made.node.outlook("rank_exited")}[SUBJECT]
+    assert outlook.code == 1 and "the script's own code" in outlook.reason
+    made.raises(1, "ValueError: x", code=7)
+    made.settle()
+    assert made.finishes() == [7]
+
+
 def test_new_settings_take_nothing_from_what_is_remembered_or_in_flight() -> None:
     made = lab(LADDER)
     made.hold = {"put", "stop", "logs", "evidence"}

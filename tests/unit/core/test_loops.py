@@ -123,3 +123,40 @@ def test_a_spent_budget_tells_its_number_and_the_runs() -> None:
     assert lab.finishes() == [76]
     assert "rank_killed of run/r/rank/1 used up its 10 restarts within 24 h" in why(lab)
     assert "(15 of the run's 1000)" in why(lab)
+
+
+def killed(grade: str, times: int, max_restarts: int, steps: int, seconds: float) -> Lab:
+    """Rank 1 is killed again and again, each time behind so many steps and seconds of one life."""
+    lab = lab_of(grade, max_restarts, 10)
+    for _ in range(times):
+        if lab.finishes():
+            break
+        for _ in range(4):
+            lab.step(seconds / 4)
+            lab.all(step=steps, still_s=0.0)
+        lab.step(0.1)
+        lab.kill(1)
+        lab.settle()
+    return lab
+
+
+@pytest.mark.parametrize(("grade", "steps", "seconds"), [
+    ("script", 500, 20.0), ("script", 3, 900.0), ("opaque", 0, 900.0)])
+def test_lives_that_did_something_leave_the_callers_number_alone(
+    grade: str, steps: int, seconds: float,
+) -> None:
+    """Each costs the run a restart, and no runbook's budget ends it before."""
+    lab = killed(grade, 30, 1000, steps, seconds)
+    assert lab.finishes() == [] and dict(lab.plan().spent)["restarts"] == 30
+    few = killed(grade, 30, 12, steps, seconds)
+    assert few.finishes() == [76] and "all 12 restarts are used up" in why(few)
+
+
+@pytest.mark.parametrize(("grade", "steps", "seconds"), [
+    ("script", 9, 20.0), ("script", 0, 900.0), ("opaque", 0, 50.0)])
+def test_lives_that_did_hardly_anything_use_the_runbooks_budget_up(
+    grade: str, steps: int, seconds: float,
+) -> None:
+    lab = killed(grade, 30, 1000, steps, seconds)
+    said = "used up its 10 restarts" if steps or grade == "opaque" else "3 times before its first"
+    assert lab.finishes() == [76] and said in why(lab)

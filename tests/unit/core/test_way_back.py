@@ -29,6 +29,7 @@ from holdfast.agent.core.run.incidents import RunIncidents
 from holdfast.agent.core.run.log_questions import LogQuestions
 from holdfast.agent.core.run.plan_document import Document
 from holdfast.agent.core.run.policy import Grant
+from holdfast.agent.core.run.progress import Life
 from holdfast.agent.core.run.recovery import (
     EVIDENCE_WAIT_S,
     FAR_EVIDENCE_WAIT_S,
@@ -274,23 +275,24 @@ def test_a_leader_may_take_out_nodes_of_its_run_alone_and_asks_for_all_else() ->
         assert answers(settings, "b", action) == (7, False) and asked.pop() == action
 
 
-@pytest.mark.parametrize(("earned", "moved", "commits", "left"), [
-    (0, False, (), (("f/x/r", 1), ("restarts", 2), ("signature/f/7/e", 2))),
-    (9, True, (), (("f/x/r", 1), ("restarts", 2))),  # it does not fail there again
-    (10, True, (), (("restarts", 1),)),
-    (0, False, (Commit(1, 5, "p"),), (("restarts", 1),)),  # something durable
-    (0, False, (Commit(1, 5, "p", bad="x"),),
-     (("f/x/r", 1), ("restarts", 2), ("signature/f/7/e", 2))),
+ALL = (("f/x/r", 1), ("restarts", 2), ("signature/f/7/e", 2))
+
+
+@pytest.mark.parametrize(("life", "commits", "left"), [
+    (Life(0, False, False), (), ALL),
+    (Life(9, True, False), (), ALL[:2]),  # it does not fail there again
+    (Life(10, True, False), (), (("restarts", 1),)),
+    (Life(0, True, True), (), (("restarts", 2),)),  # a script that came far, and from where?
+    (Life(0, False, False), (Commit(1, 5, "p"),), (("restarts", 1),)),  # something durable
+    (Life(0, False, False), (Commit(1, 5, "p", bad="x"),), ALL),
 ])
 def test_progress_gives_back_what_this_generation_was_charged(
-    earned: int, moved: bool, commits: tuple[Commit, ...], left: tuple[tuple[str, int], ...]
+    life: Life, commits: tuple[Commit, ...], left: tuple[tuple[str, int], ...]
 ) -> None:
     way = Way()
     way.shown = replace(way.shown, commits=commits)
-    way.state.progress = replace(way.state.progress, earned_steps=earned, moved=moved)
-    paid = plan(generation=1, granted=("charged:f/x/r", "charged:restarts"),
-                spent=(("f/x/r", 1), ("restarts", 2), ("signature/f/7/e", 2)))
-    assert way.recoveries._spent(way.context(0.0), paid) == left
+    paid = plan(generation=1, granted=("charged:f/x/r", "charged:restarts"), spent=ALL)
+    assert way.recoveries._spent(way.context(0.0), paid, life) == left
 
 
 def test_a_budget_is_whole_again_when_its_window_is_over() -> None:

@@ -35,6 +35,7 @@ CONSEQUENCES = (
 MISMATCH = "collective mismatch"
 
 OUT_OF_MEMORY = "host_oom"  # the fault of the kernel's lines that say so
+OF_THE_JOB = ("rank_exited", "collective_mismatch")  # a run that ends by these has the job's code
 
 # Errors of a script that another start meets again, by the worker's own word, and only before
 # anything was trained.  Those that an interpreter raises about the program or its settings alone:
