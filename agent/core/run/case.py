@@ -108,7 +108,8 @@ class RunCase:
             self.causes.detect(ctx, plan, ranks)
             self.looks.step(ctx, plan, ranks)
             self.logs.step(ctx, ranks)
-            self.recovery.answer(ctx, plan)
+            if not self.causes.holds(ctx, ranks):
+                self.recovery.answer(ctx, plan)
             self._see_end(ctx, plan, ranks)
             self._park(ctx, plan, ranks)
             self._without_store(ctx)

@@ -6,6 +6,7 @@ orders nothing but evidence: what a cause is answered with is decided in recover
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 
 from msgspec.structs import replace
@@ -17,7 +18,7 @@ from ..detect.ranks import ended as ends
 from ..detect.ranks.ended import Cause
 from ..effects import drafts
 from ..effects.in_flight import EffectResult
-from ..model import WARN, Plan, RankView, TakeEvidence
+from ..model import WARN, Condition, Plan, RankView, TakeEvidence
 from ..series.wait_history import Seen
 from . import alerts, members, policy, progress
 from .incidents import RunIncidents, Where, read_where
@@ -183,10 +184,8 @@ class Causes:
             return look
         suspects = self.state.suspects
         them = [rank for rank in ranks if blamed.rank in (-1, rank.rank)]
-        waiting = [(r, suspects.waits.get(f"{r.generation}/{r.rank}/{r.step}", known_causes.Wait()))
-                   for r in them]
-        found = compiling.lock_left(ctx.conditions, self._compiling(ctx)) or known_causes.explains(
-            ctx.conditions, waiting, ctx.view.checkpoint_dir, len({rank.node for rank in ranks}))
+        found = compiling.lock_left(ctx.conditions, self._compiling(ctx)) or self._waits_for(
+            ctx, ctx.conditions, them, len({rank.node for rank in ranks}))
         if found is not None:
             self.state.suspects = replace(suspects, explained_boot_s=ctx.now.boot_s)
         elif ctx.now.boot_s - suspects.explained_boot_s >= EXPLAINED_S:
@@ -196,6 +195,34 @@ class Causes:
             known += f"; the run's own limit of {ctx.view.hang_limit_s:g} s holds all the same"
         return look._replace(cause=None, suspicion=replace(blamed, severity=WARN),
                              would_have=f"waits, and no restart is spent: {known}")
+
+    def holds(self, ctx: Context, ranks: tuple[RankView, ...]) -> bool:
+        """Whether what ended the generation stands on: the next would end of it too.  That is
+        waited for, and costs no restart."""
+        recovery = self.state.recovery
+        if recovery is None or recovery.planned or recovery.grant is not None or not ctx.leader:
+            return False
+        cause = recovery.cause
+        # A card or a switch that is lost is another matter: another node may do without it.
+        storage = tuple(one for one in ctx.conditions if one.fault in known_causes.STORAGE)
+        found = known_causes.explains_end(
+            storage, cause.node, cause.error, ctx.view.checkpoint_dir
+        ) or self._waits_for(ctx, storage, ranks, 1)
+        if found is None or cause.detector != ends.DETECTOR:
+            return False  # nothing ended by itself: a limit of the user's own, a person's wish
+        ctx.reason = f"waits with the next start, and no restart is spent: {found.reason}"
+        if not cause.excused:
+            self.recovery.excuse(ctx, ctx.reason)
+        return True
+
+    def _waits_for(
+        self, ctx: Context, found: tuple[Condition, ...], ranks: Iterable[RankView], nodes: int
+    ) -> Condition | None:
+        """The one of these conditions that one of these ranks waits for."""
+        waits = self.state.suspects.waits
+        waiting = [(r, waits.get(f"{r.generation}/{r.rank}/{r.step}", known_causes.Wait()))
+                   for r in ranks]
+        return known_causes.explains(found, waiting, ctx.view.checkpoint_dir, nodes)
 
     def _begin(
         self, ctx: Context, ranks: tuple[RankView, ...], cause: Cause, by_cost: bool = False

@@ -94,7 +94,7 @@ def grant(
         would = grant(cause, account, runbooks, acting, beyond)
         return Grant(OBSERVE, f"detector {cause.detector} only observes", spent=account.spent,
                      would=_would(would))
-    if not cause.charged:
+    if cause.excused or not cause.charged:
         return Grant(RESTART, cause.reason, spent=account.spent)
     # An opaque job shows no steps: it has trained if it lasted.
     begun = account.trained or account.grade == OPAQUE and not account.quick

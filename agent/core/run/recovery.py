@@ -51,6 +51,13 @@ class Recoveries:
     def begin(self, cause: Cause, incident: str) -> None:
         self.state.recovery = Recovery(cause, incident)
 
+    def excuse(self, ctx: Context, why: str) -> None:
+        """A known condition is the cause of the cause."""
+        recovery = self.state.recovery
+        if recovery is not None:
+            self.state.recovery = replace(recovery, cause=replace(recovery.cause, excused=True))
+            self.incidents.note(ctx, recovery.incident, why)
+
     def planned(self, plan: Plan | None) -> bool:
         """Whether this plan is the first behind the cause: it ends the cause's hold."""
         recovery = self.state.recovery

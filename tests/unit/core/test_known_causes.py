@@ -73,6 +73,44 @@ def test_a_known_cause_is_not_restarted_against(
     assert len(lab.starts()) == 1 and not dict(lab.plan().spent)
 
 
+NO_SPACE = "OSError: [Errno 28] No space left on device"
+
+
+@pytest.mark.parametrize(("verdict", "error"), [
+    (MOUNT, "DistBackendError: Watchdog caught collective operation timeout"), (FULL, NO_SPACE),
+    (FULL, f"{NO_SPACE}: '/ckpt/run/step-9'"),
+])
+def test_a_death_of_a_known_cause_is_not_restarted_against(verdict: Verdict, error: str) -> None:
+    lab = trained(checkpoint_dir="/ckpt/run", max_restarts=1)
+    lab.evidence = ON_DATA
+    watch(lab, verdict)
+    wait(lab, 20, **({"proc_state": "D"} if verdict is MOUNT else {}))
+    lab.raises(0, error)
+    for _ in range(100):
+        lab.step(10.0)
+    assert len(lab.starts()) == 1 and not lab.finishes()
+    assert verdict.reason in dict(lab.decision.reasons)["r"]
+    assert verdict.reason in str([one.timeline for one in lab.incidents.values() if one.run == "r"])
+    watch(lab)
+    lab.settle()
+    for _ in range(400):
+        lab.step(0.1)
+    assert len(lab.starts()) == 2 and "restarts" not in dict(lab.plan().spent)
+
+
+@pytest.mark.parametrize(("verdict", "error"), [
+    (FULL, "ValueError: x"), (FULL, f"{NO_SPACE}: '/dev/shm/torch_1'"), (LINK, "gloo: reset"),
+    (MOUNT, "ValueError: x"),
+])
+def test_a_death_of_its_own_is_restarted_at_once(verdict: Verdict, error: str) -> None:
+    lab = trained(checkpoint_dir="/ckpt/run")
+    watch(lab, verdict)
+    lab.raises(1, error)
+    for _ in range(100):
+        lab.step(0.1)
+    assert len(lab.starts()) == 2 and dict(lab.plan().spent)["restarts"] == 1
+
+
 def test_a_cause_that_is_gone_explains_nothing_for_long() -> None:
     lab = trained()
     lab.evidence = ON_DATA

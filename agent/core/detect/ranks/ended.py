@@ -77,6 +77,7 @@ class Cause(Value, frozen=True):
     evidence: tuple[tuple[str, str], ...] = ()
     bad_from: int = 0  # first step whose result is wrong on every rank; 0 = none
     charged: bool = True  # an operator's wish costs no budget
+    excused: bool = False  # ... nor does what a known condition of a node did
     final: bool = False  # the job cannot run as it is: a module, a file or a command is missing
     request: str = ""  # whose wish it is
     saves: bool = False  # ... with a checkpoint written before

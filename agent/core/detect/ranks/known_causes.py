@@ -8,6 +8,7 @@ excuse holds for as long as the condition stands.  Pure; it names nobody and ord
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
@@ -26,6 +27,7 @@ from ...model import (
 SAME_STOP_S = 1.0  # ranks that were stopped this close together were stopped by one hand
 MOUNT = ("mount_hung", "mount_failed")
 FULL = ("disk_space_low", "filesystem_readonly")
+STORAGE = (*MOUNT, *FULL)
 CARD = ("nic_link_down", "nic_lost", "nic_unresponsive")
 SWITCH = "fabric_manager_down"  # of the node's own accelerators
 LOCK = "compile_lock_stale"
@@ -38,6 +40,8 @@ CLIENTS: Mapping[str, tuple[str, ...]] = {
 # Names of readings whose subject is a mount.
 OF_MOUNTS = ("host_filesystem_size_bytes", "host_mount_response_seconds",
              "host_mount_waiting_seconds", "host_mount_failed")
+NO_SPACE = re.compile(r"\[Errno (?:28|122|30)\]|No space left on device|Disk quota exceeded")
+NAMED = re.compile(r"'([^']+)'")
 CONDITIONS_MAX, WITHIN_MAX, REASON_MAX = 8, 32, 300  # other nodes are told of them, too
 
 
@@ -64,7 +68,7 @@ def suspended(view: RunView, ranks: Iterable[RankView]) -> str:
 def conditions(verdicts: Iterable[Verdict], samples: Readings) -> tuple[Condition, ...]:
     """Those of a node's verdicts that can be what a rank waits for; a warning is none."""
     found = [one for one in verdicts if one.severity in (DEGRADED, FATAL)
-             and one.fault in (*MOUNT, *FULL, *CARD, SWITCH, LOCK)][:CONDITIONS_MAX]
+             and one.fault in (*STORAGE, *CARD, SWITCH, LOCK)][:CONDITIONS_MAX]
     mounts = {labels_of(row[1]).get("mount", "") for name in OF_MOUNTS
               for row in samples.of(name)} if found else set()
     return tuple(_condition(one, mounts) for one in found)
@@ -92,6 +96,18 @@ def explains(
                  if _fabric(one, rank, nodes) or _storage(one, rank, wait, checkpoint_dir)), None)
 
 
+def explains_end(
+    found: Iterable[Condition], node: str, error: str, checkpoint_dir: str
+) -> Condition | None:
+    """The full disk that a rank of this node ended of, by its error; one that names no file is of
+    the checkpoints."""
+    if not NO_SPACE.search(error):
+        return None
+    paths = [path for path in NAMED.findall(error) if path.startswith("/")] or [checkpoint_dir]
+    return next((one for one in found if one.fault in FULL and one.node == node
+                 and any(_on(one, path) for path in paths)), None)
+
+
 def _fabric(one: Condition, rank: RankView, nodes: int) -> bool:
     """Whoever is in a collective waits for the fabric of each node; what leaves no node needs no
     card."""
@@ -103,7 +119,7 @@ def _fabric(one: Condition, rank: RankView, nodes: int) -> bool:
 def _storage(one: Condition, rank: RankView, wait: Wait, checkpoint_dir: str) -> bool:
     """The file that it waits for tells; else the kernel's client that it waits in, or what it has
     to do with files there."""
-    if one.fault not in (*MOUNT, *FULL) or one.node != rank.node:
+    if one.fault not in STORAGE or one.node != rank.node:
         return False
     if not any(wait) and one.fault in MOUNT and rank.proc_state == "D":
         return True  # nobody could look, and nothing says that it is another wait
