@@ -163,10 +163,18 @@ class Ending:
             if p.ended and p.ended["code"] and not p.ended["by_us"]]
         for process in sorted(failed, key=lambda p: p.ended["boot_s"] if p.ended else 0.0)[:1]:
             ended = process.ended or {}
-            how = "signal %s" % signal.Signals(ended["signal"]).name if ended["signal"] else (
+            how = "signal %s" % signal_name(ended["signal"]) if ended["signal"] else (
                 "exit code %d" % ended["code"])
             self.terminal.say(
                 "first to fail: rank %d (pid %d), %s%s" % (
                     process.rank, process.child.pid, how,
                     ", " + ended["error"] if ended["error"] else ""), "error")
             self.terminal.say("its log: %s" % process.home, "error")
+
+
+def signal_name(number: int) -> str:
+    """As SIGKILL; of one that has none, a real-time signal's, the number."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return str(number)

@@ -321,6 +321,13 @@ def test_a_run_that_is_done_says_so_and_a_failure_names_who_failed_first() -> No
     assert "rank 0 (pid 1000), signal SIGSEGV" in run.last_words()
 
 
+@pytest.mark.parametrize(("number", "name"), [
+    (9, "SIGKILL"), (34, "SIGRTMIN"), (40, "40"), (64, "SIGRTMAX")])
+def test_a_rank_that_died_of_a_signal_without_a_name_is_told_too(number: int, name: str) -> None:
+    run = Run(SCRIPT, Ranks(Rank(0).ends(128 + number, number=number)))
+    assert f"first to fail: rank 0 (pid 1000), signal {name}\n" in run.last_words()
+
+
 def test_a_run_that_was_asked_to_end_names_no_failure() -> None:
     run = Run(SCRIPT, Ranks(Rank(0, 3).ends(1, error="KeyboardInterrupt"))).asked(signal.SIGINT)
     assert "first to fail" not in run.last_words() and run.terminal.levels == ["warn"]
