@@ -40,8 +40,9 @@ _RUN = (
     row(DONE, "every rank ended well"),
     Row("the script's", "the script is at fault, by exception or by its own exit status; its own "
         "%d, %d and %d become %d" % (*OURS, FAILED)),
-    row(RETRY, "try again, elsewhere: a check refused this node, preempted (SIGTERM, SIGUSR1), "
-        "drained, the terminal was closed (SIGHUP), or the machine refused processes or files"),
+    row(RETRY, "try again, elsewhere: a check refused this node, preempted (SIGTERM, SIGQUIT, "
+        "SIGUSR1, SIGUSR2), drained, the terminal was closed (SIGHUP), or the machine refused "
+        "processes or files"),
     row(BUDGET_SPENT, "the restarts are used up, and not by the script's fault"),
     row(CONFIGURATION, "flags, settings or files are wrong, or the agent refuses this run"),
     row(NOT_EXECUTABLE, "the command of --no-python cannot be executed"),

@@ -41,7 +41,9 @@ TELL_S = 5.0  # behind this node's launcher, before a person is told that others
 END_TRIES = 5
 LATE_S = 15.0  # beyond the grace, for the others to end
 GRACE_S = 30.0  # the launcher's own
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+# As worker/rank/rank.py has them; a test holds both equal.
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2,
+           signal.SIGHUP)
 
 
 def is_carried(name: str) -> bool:

@@ -1,8 +1,9 @@
 """How a run ends here: the caller's signals, the ranks' grace, and the last lines on the terminal.
 
-Owns the launcher's handlers of signals.  A first interrupt, a preemption and a terminal that is
-gone all mean the same: save what is done within the grace, then leave.  A second interrupt ends
-everything at once.  What ends a run for another reason is decided elsewhere and only told here.
+Owns the launcher's handlers of signals.  A first interrupt, a preemption (SIGTERM, SIGQUIT, and
+the warnings of schedulers, SIGUSR1 and SIGUSR2) and a terminal that is gone all mean the same: save
+what is done within the grace, then leave.  A second interrupt ends everything at once.  What ends a
+run for another reason is decided elsewhere and only told here.
 """
 
 from __future__ import annotations
@@ -12,16 +13,13 @@ from typing import Any, Callable, List, Optional
 
 from .. import exits
 from .. import page as pages
+from ..rank.rank import END_SIGNALS
 from .process import RankProcess
 from .rank_processes import RankProcesses
 from .run_state import RunState
 from .terminal import Terminal
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
-ASKED = {
-    signal.SIGINT: "interrupted", signal.SIGTERM: "asked to end (SIGTERM)",
-    signal.SIGUSR1: "asked to end (SIGUSR1)", signal.SIGHUP: "the terminal is gone (SIGHUP)",
-}
+ASKED = {signal.SIGINT: "interrupted", signal.SIGHUP: "the terminal is gone (SIGHUP)"}
 AGREE_S = 5.0  # for a step that all nodes of the run leave behind
 FORCED_END_S = 5.0  # beyond the grace: a rank in state D keeps nobody here
 
@@ -41,17 +39,17 @@ class Ending:
 
     def take_signals(self, wake: int) -> None:
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-        for number in SIGNALS:
+        for number in END_SIGNALS:
             # `nohup` ignores SIGHUP for its command: who types it wants the run to go on.
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, self.on_signal)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         # Held back since `holdfast` itself began (agent/cli/launch.py): one of that time comes now.
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, END_SIGNALS)
 
     def drop_signals(self) -> None:
         signal.set_wakeup_fd(-1)
-        for number in SIGNALS:
+        for number in END_SIGNALS:
             signal.signal(number, signal.SIG_IGN)
 
     def on_signal(self, number: int, _frame: Any) -> None:
@@ -61,7 +59,9 @@ class Ending:
         if state.shutdown and interrupt:
             self.twice = True
             state.end(exits.INTERRUPTED, "interrupted again")
-        state.shutdown_reason = state.shutdown_reason or ASKED[signal.Signals(number)]
+        asked = signal.Signals(number)
+        state.shutdown_reason = state.shutdown_reason or ASKED.get(
+            asked, "asked to end (%s)" % asked.name)
         state.shut_down("interrupted" if interrupt else "preempted")
         if self.leave is not None:
             state.end(self.code(), "")

@@ -13,6 +13,7 @@ import pytest
 from holdfast.agent.cli import start_on
 from holdfast.agent.cli.launch import WITHOUT_VALUE
 from holdfast.agent.cli.text import Failure
+from holdfast.worker.rank import rank
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -230,3 +231,7 @@ def test_a_node_that_died_is_waited_for_while_this_one_trains_and_not_for_ever(
     asked.look(False)
     asked.look(False)
     assert asked.going == []
+
+
+def test_it_hands_on_each_signal_that_its_launcher_ends_by() -> None:
+    assert set(start_on.SIGNALS) == set(rank.END_SIGNALS)
