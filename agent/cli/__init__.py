@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from typing import TextIO
 
 # Commands that read their own arguments, and where they live.
 OWN_PARSERS = {"agent": "holdfast.agent.__main__", "simulate": "holdfast.agent.simulate.__main__"}
@@ -24,8 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = answered(arguments)
         return _written(code)
     except BrokenPipeError:  # `holdfast incidents | head`
-        with contextlib.suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _to_nowhere(sys.stdout)
         return code
     except KeyboardInterrupt:  # also while modules are imported, so that only now this one is
         from holdfast.worker.exits import INTERRUPTED
@@ -45,10 +45,15 @@ def _written(code: int) -> int:
         raise
     except OSError as error:
         print(f"holdfast: what was to be printed is lost: {error.strerror}", file=sys.stderr)
-        with contextlib.suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _to_nowhere(sys.stdout)
         return code or 1
     return code
+
+
+def _to_nowhere(stream: TextIO) -> None:
+    """What a stream holds back that nobody takes: at the interpreter's end it would fail again."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def answered(arguments: list[str]) -> int:
@@ -58,7 +63,10 @@ def answered(arguments: list[str]) -> int:
         return dispatch(arguments)
     except Failure as failure:
         is_tty = sys.stderr is not None and sys.stderr.isatty()
-        print("\n".join(failed(str(failure), is_tty)), file=sys.stderr)
+        try:
+            print("\n".join(failed(str(failure), is_tty)), file=sys.stderr)
+        except OSError:  # nobody reads it: the code says it
+            _to_nowhere(sys.stderr)
         return failure.code
 
 

@@ -12,12 +12,11 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from holdfast.worker import naming
+from holdfast.worker import naming, stderr
 from holdfast.worker.exits import CONFIGURATION, DONE, FAILED, RETRY
 
 from .client import Agent, asking, node_socket, owned, reach
@@ -233,7 +232,8 @@ class Others:
 
 
 def say(text: str) -> None:
-    print(f"holdfast  {harmless(text)}", file=sys.stderr, flush=True)
+    """Whoever reads it may leave: that ends nothing here, and nothing on the other nodes."""
+    stderr.say(f"holdfast  {harmless(text)}")
 
 
 @asking

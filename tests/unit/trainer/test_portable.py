@@ -233,7 +233,8 @@ def test_the_environment_is_kept_without_secrets() -> None:
     })
     assert kept.keys() == {"NCCL_DEBUG", "OMP_NUM_THREADS", "HOLDFAST_URL", "PYTHONPATH",
                            "CUDA_X" * 50, "NCCL_SHAPE", "NCCL_LONG"}
-    assert "geheim" not in kept["HOLDFAST_URL"] + kept["NCCL_LONG"] and "hf_" not in kept["NCCL_SHAPE"]
+    assert "geheim" not in kept["HOLDFAST_URL"] + kept["NCCL_LONG"]
+    assert "hf_" not in kept["NCCL_SHAPE"]
     assert max(map(len, kept.values())) == manifest.VALUE_MAX
     many = manifest.environment({f"NCCL_{number}": "" for number in range(1000)})
     assert len(many) == manifest.VARIABLES_MAX
