@@ -128,13 +128,19 @@ class Ending:
         if code:
             self.show_failures()
 
-    def last_step(self) -> int:
-        return max((p.fields[pages.F_STEP] for p in self.ranks.by_rank().values()), default=0)
+    def last_step(self) -> Optional[int]:
+        """That any rank finished; None where no page says it: a stray pointer can have written
+        what no rank did."""
+        found = [p.fields[pages.F_STEP] for p in self.ranks.by_rank().values()]
+        return max((step for step in found if step <= pages.COUNT_MAX),
+                   default=None if found else 0)
 
     def stopped_at(self) -> str:
         if not self.ranks.generation:
             return "before any rank ran"
         step = self.last_step()
+        if step is None:
+            return "at a step that is not known"
         if not step:
             return "in a command, whose steps are not known" if (
                 self.state.spec.program.kind == "command") else "before a step was finished"
@@ -152,7 +158,7 @@ class Ending:
         if not good:
             return "no checkpoint is committed: the same command begins anew"
         saved = int(good[-1]["step"])
-        lost = self.last_step() - saved
+        lost = (self.last_step() or 0) - saved
         text = "the same command goes on from the checkpoint of step %d" % saved
         return text if lost <= 0 else text + ", and redoes %d step%s" % (lost, "s"[lost == 1:])
 

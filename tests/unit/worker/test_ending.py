@@ -307,6 +307,14 @@ def test_no_checkpoint_is_promised_that_is_not_known() -> None:
     assert behind.ending.goes_on() == perhaps, "another node's rank 0 commits"
 
 
+def test_a_step_that_no_rank_can_have_written_is_not_told() -> None:
+    run = Run(TRAIN, Ranks(Rank(0, 2**64 - 1), Rank(1, 12))).asked().commits(s10="")
+    assert "at step 12; the same" in run.last_words() and "redoes 2 steps" in run.last_words()
+    run = Run(TRAIN, Ranks(Rank(0, pages.COUNT_MAX + 1))).asked().commits(s10="")
+    assert run.last_words().endswith(
+        "at a step that is not known; the same command goes on from the checkpoint of step 10")
+
+
 def test_a_run_that_is_done_says_so_and_a_failure_names_who_failed_first() -> None:
     run = Run(SCRIPT, Ranks(Rank(0).ends(0)))
     run.state.end(0, "")
