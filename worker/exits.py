@@ -150,6 +150,11 @@ EXITS: Dict[str, Tuple[Row, ...]] = {
 }
 
 
+def ending(code: int, why: str) -> str:
+    """What the last line of `run` and `train` says, whoever says it."""
+    return "ends with code %d: %s" % (code, why)
+
+
 def told(command: str, width: int = 79) -> str:
     """The rows of one command as the last paragraph of its help; "" for one without rows, which a
     test finds: it is no reason for every other command to fail."""

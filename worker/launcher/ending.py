@@ -120,11 +120,11 @@ class Ending:
             why = state.shutdown_reason
             if self.twice:
                 why += ", then Ctrl-C: ended at once"
-            self.terminal.say("ends with code %d: %s %s; %s" % (
-                code, why, self.stopped_at(), self.goes_on()), "warn")
+            self.terminal.say(exits.ending(code, "%s %s; %s" % (
+                why, self.stopped_at(), self.goes_on())), "warn")
             return
         why = state.end_reason or "every rank is done" if not code else state.end_reason
-        self.terminal.say("ends with code %d: %s" % (code, why), "error" if code else "good")
+        self.terminal.say(exits.ending(code, why), "error" if code else "good")
         if code:
             self.show_failures()
 

@@ -368,7 +368,7 @@ def main(command: str, argv: List[str]) -> None:
             prove_room(where)
         code = Launcher(options, environ, where).run()
     except OSError as error:
-        say("holdfast: %s" % error)
         code = exits.CONFIGURATION
+        say("holdfast: %s" % exits.ending(code, str(error)))
     forking.flush()
     os._exit(code)

@@ -164,7 +164,7 @@ def number(kind: Callable[[str], float], least: float, most: float) -> Callable[
 
 
 def fail(message: str) -> NoReturn:
-    say("holdfast: %s" % message)
+    say("holdfast: %s" % exits.ending(exits.CONFIGURATION, message))
     raise SystemExit(exits.CONFIGURATION)
 
 
@@ -345,7 +345,7 @@ def trainers_settings(program: Program) -> Any:
     except SystemExit as left:  # of an unknown flag, or of --help behind a key=value
         if not left.code:
             raise
-    raise SystemExit(exits.CONFIGURATION)
+    fail("the trainer's settings are wrong")
 
 
 def least_unit(fits: Callable[[int], bool], needed: int, few: int, many: int) -> int:

@@ -83,6 +83,7 @@ def test_help_starts_nothing_and_no_agent_is_a_sentence(tmp_path: Path) -> None:
                           timeout=60, check=False)
     assert done.returncode == 78 and "Traceback" not in done.stderr
     assert "none answers at" in done.stderr and "srun or ssh" in done.stderr
+    assert done.stderr.startswith("holdfast: ends with code 78: ")
     with open("/dev/full", "w") as full:
         done = subprocess.run([*command, str(script)], env=environ, stderr=full, timeout=60,
                               check=False)

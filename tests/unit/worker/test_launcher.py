@@ -68,6 +68,17 @@ def test_a_mistake_that_nobody_is_told_of_has_its_code_all_the_same():
     assert done.returncode == exits.CONFIGURATION
 
 
+def test_a_state_folder_that_cannot_be_is_told_with_its_code(tmp_path):
+    (tmp_path / "file").write_text("")
+    environ = {**os.environ, "HOLDFAST_RUNTIME_DIR": str(tmp_path / "r"),
+               "HOLDFAST_STATE_DIR": str(tmp_path / "file")}
+    done = subprocess.run(
+        [sys.executable, str(Path(bootstrap.__file__)), "run", "--no-python", "true"],
+        env=environ, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert done.returncode == exits.CONFIGURATION
+    assert done.stderr.startswith("holdfast: ends with code 78: ") and "file" in done.stderr
+
+
 class Refusing:
     """What the agent's word about a refused packet may change of a launcher."""
 

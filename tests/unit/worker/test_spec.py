@@ -126,6 +126,7 @@ def test_a_mistake_is_one_line_and_78(argv, says, script, capfd):
     assert leaving.value.code == 78
     error = capfd.readouterr().err
     assert says in error and error.count("\n") == 1
+    assert error.startswith("holdfast: ends with code 78: ")
 
 
 @pytest.mark.parametrize(
@@ -392,6 +393,7 @@ def test_settings_of_the_trainer_that_are_wrong_are_told_before_any_rank(tmp_pat
             spec.parse("train", ["--run", "r", *words], {})
         told = capfd.readouterr().err
         assert ended.value.code == 78 and all(one in told for one in said), told
+        assert told.endswith("holdfast: ends with code 78: the trainer's settings are wrong\n")
 
 
 GROUPED = ("strategy=mics", "mics.group=4")
