@@ -40,8 +40,9 @@ _RUN = (
     row(DONE, "every rank ended well"),
     Row("the script's", "the script is at fault, by exception or by its own exit status; its own "
         "%d, %d and %d become %d" % (*OURS, FAILED)),
-    row(RETRY, "try again, elsewhere: a check refused this node, preempted (SIGTERM, SIGUSR1), "
-        "drained, the terminal was closed (SIGHUP), or the machine refused processes or files"),
+    row(RETRY, "try again, elsewhere: a check refused this node, preempted (SIGTERM, SIGQUIT, "
+        "SIGUSR1, SIGUSR2), drained, the terminal was closed (SIGHUP), or the machine refused "
+        "processes or files"),
     row(BUDGET_SPENT, "the restarts are used up, and not by the script's fault"),
     row(CONFIGURATION, "flags, settings or files are wrong, or the agent refuses this run"),
     row(NOT_EXECUTABLE, "the command of --no-python cannot be executed"),
@@ -147,6 +148,11 @@ EXITS: Dict[str, Tuple[Row, ...]] = {
     "simulate": (row(DONE, "every invariant held over every seed"), row(FAILED, "one did not")),
     "demo": (row(DONE, "everything that had to hold held"), row(FAILED, "something did not")),
 }
+
+
+def ending(code: int, why: str) -> str:
+    """What the last line of `run` and `train` says, whoever says it."""
+    return "ends with code %d: %s" % (code, why)
 
 
 def told(command: str, width: int = 79) -> str:

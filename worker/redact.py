@@ -12,6 +12,7 @@ import re
 from typing import Any
 
 GONE = "***"
+BEYOND = 1 << 14  # characters behind a cut that are looked at: a secret is shorter
 TRAINING = ("pad", "eos", "bos", "unk", "sep", "cls", "mask", "image", "next", "special", "stop")
 NO_TOKEN = "".join(f"(?<!{word}[_ -])" for word in TRAINING)
 NAMES = (
@@ -67,6 +68,12 @@ def redacted(text: str) -> str:
     for expression in EXPRESSIONS:
         text = expression.sub(_without, text)
     return text
+
+
+def redacted_head(text: str, most: int) -> str:
+    """The first `most` characters of the text without its secrets.  One that is cut in two is not
+    known any more: of an address whose `@` is gone the password would stay."""
+    return redacted(text[:most + BEYOND])[:most]
 
 
 def _without(found: re.Match[str]) -> str:

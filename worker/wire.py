@@ -14,6 +14,8 @@ import select
 import socket
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
+from .redact import redacted_head
+
 PROTOCOL = 1
 LIMIT_BYTES = 60_000  # of one packet; the receive buffer is larger, so a longer one is noticed
 FDS_MAX = 250  # the kernel passes 253 with one packet
@@ -121,8 +123,8 @@ def decode(data: bytes, truncated: bool = False) -> Packet:
 
 
 def cut(text: str, limit: int = TEXT_LIMIT) -> str:
-    """Text short enough for a packet."""
-    return text if len(text) <= limit else text[: limit - 1] + "\u2026"
+    """Text short enough for a packet; what is whole is redacted by whoever keeps it."""
+    return text if len(text) <= limit else redacted_head(text, limit - 1) + "\u2026"
 
 
 def pair() -> Tuple[Channel, Channel]:

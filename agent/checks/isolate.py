@@ -251,7 +251,7 @@ class _Child:
             self.lines = self.read()
             problem = self._problem
             if os.WIFSIGNALED(status):
-                name = signal.Signals(os.WTERMSIG(status)).name
+                name = signal_name(os.WTERMSIG(status))
                 problem = "it died of %s%s" % (name, self._last_words())
             elif not problem and os.WEXITSTATUS(status):
                 problem = "it ended with status %d%s" % (os.WEXITSTATUS(status), self._last_words())
@@ -335,6 +335,14 @@ def _become(call: Call, answer: int, output: int, lock: int, parent: int) -> Non
         end_below()
         write_line(answer, {"left": left})
     os._exit(status)
+
+
+def signal_name(number: int) -> str:
+    """As SIGKILL; most of the real-time signals have no name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return "signal %d" % number
 
 
 def descendants(pid: int) -> set[int]:

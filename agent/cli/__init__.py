@@ -11,7 +11,9 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from typing import TextIO
 
+RUNS = (["run"], ["train"])  # whose every end says with which code
 # Commands that read their own arguments, and where they live.
 OWN_PARSERS = {"agent": "holdfast.agent.__main__", "simulate": "holdfast.agent.simulate.__main__"}
 
@@ -24,15 +26,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = answered(arguments)
         return _written(code)
     except BrokenPipeError:  # `holdfast incidents | head`
-        with contextlib.suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _to_nowhere(sys.stdout)
         return code
     except KeyboardInterrupt:  # also while modules are imported, so that only now this one is
-        from holdfast.worker.exits import INTERRUPTED
+        from holdfast.worker.exits import INTERRUPTED, ending
 
-        if arguments[:1] in (["run"], ["train"]):
-            print(f"holdfast  ends with code {INTERRUPTED}: interrupted before anything was "
-                  "started", file=sys.stderr)
+        if arguments[:1] in RUNS:
+            line = ending(INTERRUPTED, "interrupted before anything was started")
+            print(f"holdfast  {line}", file=sys.stderr)
         return INTERRUPTED
 
 
@@ -45,10 +46,15 @@ def _written(code: int) -> int:
         raise
     except OSError as error:
         print(f"holdfast: what was to be printed is lost: {error.strerror}", file=sys.stderr)
-        with contextlib.suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _to_nowhere(sys.stdout)
         return code or 1
     return code
+
+
+def _to_nowhere(stream: TextIO) -> None:
+    """What a stream holds back that nobody takes: at the interpreter's end it would fail again."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def answered(arguments: list[str]) -> int:
@@ -57,13 +63,21 @@ def answered(arguments: list[str]) -> int:
     try:
         return dispatch(arguments)
     except Failure as failure:
+        text = str(failure)
+        if arguments[:1] in RUNS:
+            from holdfast.worker.exits import ending
+
+            text = ending(failure.code, text)
         is_tty = sys.stderr is not None and sys.stderr.isatty()
-        print("\n".join(failed(str(failure), is_tty)), file=sys.stderr)
+        try:
+            print("\n".join(failed(text, is_tty)), file=sys.stderr)
+        except OSError:  # nobody reads it: the code says it
+            _to_nowhere(sys.stderr)
         return failure.code
 
 
 def dispatch(arguments: list[str]) -> int:
-    if arguments and arguments[0] in ("run", "train"):
+    if arguments[:1] in RUNS:
         # Their arguments belong to the launcher, whose parser runs in the job's own Python.
         from .launch import launch
 

@@ -12,12 +12,11 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from holdfast.worker import naming
+from holdfast.worker import naming, stderr
 from holdfast.worker.exits import CONFIGURATION, DONE, FAILED, RETRY
 
 from .client import Agent, asking, node_socket, owned, reach
@@ -41,7 +40,9 @@ TELL_S = 5.0  # behind this node's launcher, before a person is told that others
 END_TRIES = 5
 LATE_S = 15.0  # beyond the grace, for the others to end
 GRACE_S = 30.0  # the launcher's own
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+# As worker/rank/rank.py has them; a test holds both equal.
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2,
+           signal.SIGHUP)
 
 
 def is_carried(name: str) -> bool:
@@ -231,7 +232,8 @@ class Others:
 
 
 def say(text: str) -> None:
-    print(f"holdfast  {harmless(text)}", file=sys.stderr, flush=True)
+    """Whoever reads it may leave: that ends nothing here, and nothing on the other nodes."""
+    stderr.say(f"holdfast  {harmless(text)}")
 
 
 @asking

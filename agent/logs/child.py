@@ -22,6 +22,7 @@ from holdfast.agent.core.parse.logs.signatures import ROOT, SIGNAL, Catalogue, M
 from holdfast.agent.logs import files
 from holdfast.agent.logs.files import Span
 from holdfast.agent.system import procfs
+from holdfast.worker.redact import redacted_head
 
 REQUEST_MAX_BYTES = 1 << 18
 TAILS_MAX_BYTES = 64 << 20  # of one diagnosis: half a second; many ranks get shorter tails
@@ -151,9 +152,11 @@ def detail_of(report: files.Report) -> dict[str, Any]:
     return {
         "root": None if root is None else {
             "signature": root.signature, "culprit": root.culprit, "rank": root.rank,
-            "line": root.text[:LINE_MAX], "retryable": root.retryable, "weak": root.weak,
-            "family": root.family, "path": report.names[root.file], "offset": root.offset},
-        "blames": found.blames, "hint": found.hint[:LINE_MAX], "note": report.note[:LINE_MAX],
+            "line": redacted_head(root.text, LINE_MAX), "retryable": root.retryable,
+            "weak": root.weak, "family": root.family, "path": report.names[root.file],
+            "offset": root.offset},
+        "blames": found.blames, "hint": redacted_head(found.hint, LINE_MAX),
+        "note": redacted_head(report.note, LINE_MAX),
         "others": [
             {"signature": signature, "role": role, "ranks": sorted(ranks)[:16]}
             for (signature, role), ranks in list(others.items())[:OTHERS_MAX]],
@@ -171,7 +174,7 @@ def bounded(detail: dict[str, Any]) -> dict[str, Any]:
 def seen_row(match: Match) -> dict[str, Any]:
     return {
         "signature": match.signature, "role": match.role, "culprit": match.culprit,
-        "rank": match.rank, "text": match.text[:200], "wall_s": round(time.time(), 3)}
+        "rank": match.rank, "text": redacted_head(match.text, 200), "wall_s": round(time.time(), 3)}
 
 
 def serve(source: BinaryIO, sink: BinaryIO, reader: Reader) -> None:

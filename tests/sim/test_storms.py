@@ -2,8 +2,8 @@
 
 HOLDFAST_SIM_SEEDS (default 1,000) is how many seeds the default storm gets, HOLDFAST_SIM_PROCESSES
 (default 2) over how many processes.  Each other storm gets an eighth, those of large worlds a
-twenty-fifth: together more than 2,000 worlds of several nodes and 750 of one, and `make storms` runs
-twice as many.
+twenty-fifth: together more than 2,000 worlds of several nodes and 750 of one, and `make storms`
+runs twice as many.
 """
 
 from __future__ import annotations

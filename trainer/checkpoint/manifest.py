@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from holdfast.worker.redact import redacted, redacted_value
+from holdfast.worker.redact import redacted_head, redacted_value
 
 from ..config import Config
 from . import format as files
@@ -100,7 +100,7 @@ def run_manifest(config: Config, data_digest: str) -> dict[str, Any]:
 def environment(environ: Mapping[str, str]) -> dict[str, str]:
     """What of it may be kept, bounded, and with any secret within a value taken out."""
     names = sorted(name for name in environ if KEPT.match(name) and not SECRET.search(name))
-    return {name: redacted(environ[name][:VALUE_MAX]) for name in names[:VARIABLES_MAX]}
+    return {name: redacted_head(environ[name], VALUE_MAX) for name in names[:VARIABLES_MAX]}
 
 
 def _git() -> dict[str, Any]:

@@ -18,6 +18,7 @@ import time
 from typing import Dict, List, NamedTuple, Optional, Tuple
 
 from ..peers import Stranger, check_peer
+from ..stderr import say
 from ..wire import Channel
 
 NODE_SOCKET = "/run/holdfast/agent.sock"
@@ -56,8 +57,8 @@ def places(run: str, environ: Dict[str, str], nnodes: int = 1) -> Places:
     if not override and node_agent_answers(environ):
         return Places(NODE_SOCKET, os.path.dirname(NODE_SOCKET), state, private=False)
     if override and os.path.exists(NODE_SOCKET):
-        print("holdfast: HOLDFAST_RUNTIME_DIR is set: this run has an agent of its own, and the "
-              "node's, at %s, sees nothing of it" % NODE_SOCKET, file=sys.stderr)
+        say("holdfast: HOLDFAST_RUNTIME_DIR is set: this run has an agent of its own, and the "
+            "node's, at %s, sees nothing of it" % NODE_SOCKET)
     base = override or environ.get("XDG_RUNTIME_DIR") or "/tmp/holdfast-%d" % os.getuid()
     if not override and not environ.get("XDG_RUNTIME_DIR"):
         own_directory(base)
@@ -134,7 +135,7 @@ def node_agent_answers(environ: Dict[str, str]) -> bool:
     try:
         channel = connect(NODE_SOCKET, environ)
     except Stranger as stranger:
-        print("holdfast: %s: this run starts an agent of its own" % stranger, file=sys.stderr)
+        say("holdfast: %s: this run starts an agent of its own" % stranger)
         return False
     if channel is not None:
         channel.close()

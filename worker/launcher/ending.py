@@ -1,8 +1,9 @@
 """How a run ends here: the caller's signals, the ranks' grace, and the last lines on the terminal.
 
-Owns the launcher's handlers of signals.  A first interrupt, a preemption and a terminal that is
-gone all mean the same: save what is done within the grace, then leave.  A second interrupt ends
-everything at once.  What ends a run for another reason is decided elsewhere and only told here.
+Owns the launcher's handlers of signals.  A first interrupt, a preemption (SIGTERM, SIGQUIT, and
+the warnings of schedulers, SIGUSR1 and SIGUSR2) and a terminal that is gone all mean the same: save
+what is done within the grace, then leave.  A second interrupt ends everything at once.  What ends a
+run for another reason is decided elsewhere and only told here.
 """
 
 from __future__ import annotations
@@ -12,16 +13,13 @@ from typing import Any, Callable, List, Optional
 
 from .. import exits
 from .. import page as pages
+from ..rank.rank import END_SIGNALS
 from .process import RankProcess
 from .rank_processes import RankProcesses
 from .run_state import RunState
 from .terminal import Terminal
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
-ASKED = {
-    signal.SIGINT: "interrupted", signal.SIGTERM: "asked to end (SIGTERM)",
-    signal.SIGUSR1: "asked to end (SIGUSR1)", signal.SIGHUP: "the terminal is gone (SIGHUP)",
-}
+ASKED = {signal.SIGINT: "interrupted", signal.SIGHUP: "the terminal is gone (SIGHUP)"}
 AGREE_S = 5.0  # for a step that all nodes of the run leave behind
 FORCED_END_S = 5.0  # beyond the grace: a rank in state D keeps nobody here
 
@@ -41,17 +39,17 @@ class Ending:
 
     def take_signals(self, wake: int) -> None:
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-        for number in SIGNALS:
+        for number in END_SIGNALS:
             # `nohup` ignores SIGHUP for its command: who types it wants the run to go on.
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, self.on_signal)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         # Held back since `holdfast` itself began (agent/cli/launch.py): one of that time comes now.
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, END_SIGNALS)
 
     def drop_signals(self) -> None:
         signal.set_wakeup_fd(-1)
-        for number in SIGNALS:
+        for number in END_SIGNALS:
             signal.signal(number, signal.SIG_IGN)
 
     def on_signal(self, number: int, _frame: Any) -> None:
@@ -61,7 +59,9 @@ class Ending:
         if state.shutdown and interrupt:
             self.twice = True
             state.end(exits.INTERRUPTED, "interrupted again")
-        state.shutdown_reason = state.shutdown_reason or ASKED[signal.Signals(number)]
+        asked = signal.Signals(number)
+        state.shutdown_reason = state.shutdown_reason or ASKED.get(
+            asked, "asked to end (%s)" % asked.name)
         state.shut_down("interrupted" if interrupt else "preempted")
         if self.leave is not None:
             state.end(self.code(), "")
@@ -120,21 +120,27 @@ class Ending:
             why = state.shutdown_reason
             if self.twice:
                 why += ", then Ctrl-C: ended at once"
-            self.terminal.say("ends with code %d: %s %s; %s" % (
-                code, why, self.stopped_at(), self.goes_on()), "warn")
+            self.terminal.say(exits.ending(code, "%s %s; %s" % (
+                why, self.stopped_at(), self.goes_on())), "warn")
             return
         why = state.end_reason or "every rank is done" if not code else state.end_reason
-        self.terminal.say("ends with code %d: %s" % (code, why), "error" if code else "good")
+        self.terminal.say(exits.ending(code, why), "error" if code else "good")
         if code:
             self.show_failures()
 
-    def last_step(self) -> int:
-        return max((p.fields[pages.F_STEP] for p in self.ranks.by_rank().values()), default=0)
+    def last_step(self) -> Optional[int]:
+        """That any rank finished; None where no page says it: a stray pointer can have written
+        what no rank did."""
+        found = [p.fields[pages.F_STEP] for p in self.ranks.by_rank().values()]
+        return max((step for step in found if step <= pages.COUNT_MAX),
+                   default=None if found else 0)
 
     def stopped_at(self) -> str:
         if not self.ranks.generation:
             return "before any rank ran"
         step = self.last_step()
+        if step is None:
+            return "at a step that is not known"
         if not step:
             return "in a command, whose steps are not known" if (
                 self.state.spec.program.kind == "command") else "before a step was finished"
@@ -152,7 +158,7 @@ class Ending:
         if not good:
             return "no checkpoint is committed: the same command begins anew"
         saved = int(good[-1]["step"])
-        lost = self.last_step() - saved
+        lost = (self.last_step() or 0) - saved
         text = "the same command goes on from the checkpoint of step %d" % saved
         return text if lost <= 0 else text + ", and redoes %d step%s" % (lost, "s"[lost == 1:])
 
@@ -163,10 +169,18 @@ class Ending:
             if p.ended and p.ended["code"] and not p.ended["by_us"]]
         for process in sorted(failed, key=lambda p: p.ended["boot_s"] if p.ended else 0.0)[:1]:
             ended = process.ended or {}
-            how = "signal %s" % signal.Signals(ended["signal"]).name if ended["signal"] else (
+            how = "signal %s" % signal_name(ended["signal"]) if ended["signal"] else (
                 "exit code %d" % ended["code"])
             self.terminal.say(
                 "first to fail: rank %d (pid %d), %s%s" % (
                     process.rank, process.child.pid, how,
                     ", " + ended["error"] if ended["error"] else ""), "error")
             self.terminal.say("its log: %s" % process.home, "error")
+
+
+def signal_name(number: int) -> str:
+    """As SIGKILL; of one that has none, a real-time signal's, the number."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return str(number)

@@ -156,7 +156,7 @@ def become_child(launcher: int, keep: int, on_signal: signal.Handlers) -> None:
     ranks.prctl(ranks.PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != launcher:
         os._exit(1)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD):
+    for number in (*ranks.END_SIGNALS, signal.SIGCHLD):
         signal.signal(number, on_signal)
 
 

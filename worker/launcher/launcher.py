@@ -18,6 +18,7 @@ from typing import Any, Dict, List
 from .. import exits
 from .. import page as pages
 from ..rank import rank
+from ..stderr import say
 from ..wire import Packet
 from . import compiling, forking, levels, spec
 from .agent_link import AgentLink, Places, places, private_folder, prove_room
@@ -367,7 +368,7 @@ def main(command: str, argv: List[str]) -> None:
             prove_room(where)
         code = Launcher(options, environ, where).run()
     except OSError as error:
-        print("holdfast: %s" % error, file=sys.stderr)
         code = exits.CONFIGURATION
+        say("holdfast: %s" % exits.ending(code, str(error)))
     forking.flush()
     os._exit(code)

@@ -12,6 +12,7 @@ import signal
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 from .. import page as pages
+from ..redact import redacted_head
 from ..wire import Channel
 from .forking import Child
 from .spec import Spec
@@ -133,7 +134,8 @@ def place_environ(process: RankProcess, place: Place) -> Dict[str, str]:
 
 
 def error_line(process: RankProcess, number: int) -> str:
-    """Why a process ended, one line: from its error file, else from what it said last.
+    """Why a process ended, one line without secrets: from its error file, else from what it said
+    last.
 
     A crash in native code (signal `number`) leaves no error file, but its runtime has usually
     printed the reason: gloo says "collective mismatch" there before it aborts.
@@ -145,7 +147,7 @@ def error_line(process: RankProcess, number: int) -> str:
     except (OSError, ValueError, KeyError, TypeError):
         return last_words(process.folder) if number in CRASHES else ""
     text = message.get("message", "") if isinstance(message, dict) else str(message)
-    return " ".join(str(text).split())[:ERROR_LIMIT]
+    return redacted_head(" ".join(str(text).split()), ERROR_LIMIT)
 
 
 def last_words(home: str) -> str:
@@ -159,5 +161,5 @@ def last_words(home: str) -> str:
     for line in reversed(lines):
         text = line.strip()
         if text.startswith(("what():", "Fatal Python error", "terminate called")):
-            return text.replace("what():", "", 1).strip()[:ERROR_LIMIT]
+            return redacted_head(text.replace("what():", "", 1).strip(), ERROR_LIMIT)
     return ""

@@ -15,12 +15,12 @@ import importlib
 import math
 import os
 import re
-import sys
 import time
 from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, NoReturn, Tuple
 
 from .. import exits, naming
 from ..rank.rank import Program
+from ..stderr import say
 
 # Flags of torchrun's that change nothing here; and those that would, and that nobody does here.
 HARMLESS = ("--rdzv-backend", "--monitor-interval")
@@ -164,7 +164,7 @@ def number(kind: Callable[[str], float], least: float, most: float) -> Callable[
 
 
 def fail(message: str) -> NoReturn:
-    print("holdfast: %s" % message, file=sys.stderr)
+    say("holdfast: %s" % exits.ending(exits.CONFIGURATION, message))
     raise SystemExit(exits.CONFIGURATION)
 
 
@@ -341,11 +341,11 @@ def trainers_settings(program: Program) -> Any:
         return reader.from_arguments(program.argv)
     except reader.ConfigError as error:
         for problem in error.problems:
-            print("holdfast train: %s" % problem, file=sys.stderr)
+            say("holdfast train: %s" % problem)
     except SystemExit as left:  # of an unknown flag, or of --help behind a key=value
         if not left.code:
             raise
-    raise SystemExit(exits.CONFIGURATION)
+    fail("the trainer's settings are wrong")
 
 
 def least_unit(fits: Callable[[int], bool], needed: int, few: int, many: int) -> int:
@@ -369,9 +369,9 @@ def unit_of(
         whole = needed
         needed = least_unit(lambda nodes: settings.fits(nodes * nproc), needed, few, many)
         if needed == whole and few < many:
-            print("holdfast train: fewer stages have no effect with --nnodes %s and %d rank(s) a "
-                  "node: worlds in between cannot be laid out; %d nodes live and move together" % (
-                      options.nnodes, nproc, needed), file=sys.stderr)
+            say("holdfast train: fewer stages have no effect with --nnodes %s and %d rank(s) a "
+                "node: worlds in between cannot be laid out; %d nodes live and move together" % (
+                    options.nnodes, nproc, needed))
     if options.unit % needed:
         fail("--unit %d: %s on nodes of %d rank(s) wants a multiple of %d: set that, or leave "
              "--unit out" % (options.unit, why, nproc, needed))
@@ -435,8 +435,8 @@ def standbys(
     free = gpus - nproc
     if not program.trainer or device in ("cpu", "xla") or not 0 <= free < asked:
         return asked
-    print("holdfast: --standby %d: %d GPUs for %d ranks leave %d to stand by on"
-          % (asked, gpus, nproc, free), file=sys.stderr)
+    say("holdfast: --standby %d: %d GPUs for %d ranks leave %d to stand by on"
+        % (asked, gpus, nproc, free))
     return free
 
 
@@ -468,8 +468,8 @@ def parse(command: str, argv: List[str], environ: Dict[str, str]) -> Spec:
     unit, unit_why = unit_of(options, settings, nproc, nnodes_min, nnodes)
     standby = standbys(options.standby, program, settings, nproc, environ)
     if standby and not program.trainer:
-        print("holdfast: --standby has no effect on a script: only a trainer's rank can be taken "
-              "over; a script's are all started again", file=sys.stderr)
+        say("holdfast: --standby has no effect on a script: only a trainer's rank can be taken "
+            "over; a script's are all started again")
     preload = [m for m in options.preload.split(",") if m and m != "none"]
     if options.preload != "none" and program.kind != "command":
         preload = ["torch", "torch._dynamo", *preload]
@@ -477,8 +477,7 @@ def parse(command: str, argv: List[str], environ: Dict[str, str]) -> Spec:
             preload.append("holdfast.trainer.loop")
     ignored = ignored_flags(options)
     if ignored:
-        print("holdfast: accepted, and without effect here: %s" % ", ".join(ignored),
-              file=sys.stderr)
+        say("holdfast: accepted, and without effect here: %s" % ", ".join(ignored))
     if options.ignore_check and not options.reason.strip():
         fail("--ignore-check %s: say why with --reason TEXT; it is written down"
              % options.ignore_check[0])
@@ -554,9 +553,9 @@ def ignored_flags(options: argparse.Namespace) -> List[str]:
     """What was asked for, means something, and is not done here."""
     asked = [name for name in IGNORED if getattr(options, name[2:].replace("-", "_")) is not None]
     if options.rdzv_backend in OWN_STORES and options.nnodes != "1":
-        print("holdfast: --rdzv-backend %s: the etcd that --rdzv-endpoint names is not used for "
-              "it; to have the run's state there, set [store] url = \"etcd://HOST:PORT\" for the "
-              "agents (docs/cluster.md)" % options.rdzv_backend, file=sys.stderr)
+        say("holdfast: --rdzv-backend %s: the etcd that --rdzv-endpoint names is not used for "
+            "it; to have the run's state there, set [store] url = \"etcd://HOST:PORT\" for the "
+            "agents (docs/cluster.md)" % options.rdzv_backend)
     return asked + ["--virtual-local-rank"] * options.virtual_local_rank
 
 

@@ -29,6 +29,10 @@ from .ticker import Ticker
 PR_SET_PDEATHSIG = 1
 PR_SET_PTRACER = 0x59616D61
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # disk, quota, limit on a file's size
+# By these a launcher is asked to end (launcher/ending.py).  Its children must answer none of them
+# as it does.
+END_SIGNALS = (signal.SIGTERM, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT,
+               signal.SIGHUP)
 
 
 class Program(NamedTuple):
@@ -68,7 +72,7 @@ def settle(seat: Seat) -> None:
     prctl(PR_SET_PTRACER, seat.launcher_pid)
     if os.getppid() != seat.launcher_pid:
         os._exit(1)  # the launcher died before the death signal was set
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGCHLD):
+    for number in (*END_SIGNALS, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.set_wakeup_fd(-1)

@@ -61,6 +61,10 @@ def leave_and_crash() -> Any:
     os.kill(os.getpid(), signal.SIGSEGV)
 
 
+def crash_without_a_name() -> Any:
+    os.kill(os.getpid(), 40)
+
+
 def junk(descriptor: int) -> None:
     os.write(descriptor, b"\x00\xffnot json\n")
 
@@ -86,6 +90,7 @@ BAD: list[tuple[str, Callable[[int], None], str]] = [
     ("eat", answering(eat), "it wants more than 256 MB"),
     ("leave", answering(leave), "it left 1 process behind, which was ended"),
     ("leave_and_crash", answering(leave_and_crash), "it died of SIGSEGV"),
+    ("crash_without_a_name", answering(crash_without_a_name), "it died of signal 40"),
     ("junk", junk, "its answer is no JSON"),
     ("flood", flood, "it wrote more than 4194304 bytes"),
     ("refuse", answering(refuse), "PermissionError: you may not"),

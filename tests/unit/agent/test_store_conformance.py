@@ -71,8 +71,8 @@ def shared_stores(request, tmp_path):
 
 
 async def put_for_sure(store: Store, write: StoreWrite) -> None:
-    """Writes until it is known to stand there: a starved etcd answers too late, and a write that was
-    sent twice is then a TimeoutError, whichever of the two came true."""
+    """Writes until it is known to stand there: a starved etcd answers too late, and a write that
+    was sent twice is then a TimeoutError, whichever of the two came true."""
     for _ in range(5):
         try:
             await store.put(write)

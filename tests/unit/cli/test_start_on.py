@@ -13,6 +13,7 @@ import pytest
 from holdfast.agent.cli import start_on
 from holdfast.agent.cli.launch import WITHOUT_VALUE
 from holdfast.agent.cli.text import Failure
+from holdfast.worker.rank import rank
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -82,6 +83,11 @@ def test_help_starts_nothing_and_no_agent_is_a_sentence(tmp_path: Path) -> None:
                           timeout=60, check=False)
     assert done.returncode == 78 and "Traceback" not in done.stderr
     assert "none answers at" in done.stderr and "srun or ssh" in done.stderr
+    assert done.stderr.startswith("holdfast: ends with code 78: ")
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([*command, str(script)], env=environ, stderr=full, timeout=60,
+                              check=False)
+    assert done.returncode == 78
     for words in (["accept"], ["end", "m5"]):
         done = subprocess.run([*command[:4], *words], env=environ, capture_output=True, text=True,
                               timeout=60, check=False)
@@ -105,24 +111,45 @@ def others(agent: Answers, *argv: str) -> start_on.Others:
     return start_on.Others(agent, wanted(*argv), "run")  # type: ignore[arg-type]
 
 
-def test_too_few_that_begin_start_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_too_few_that_begin_start_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     agent = Answers({"b": ("queued", 0, ""), "c": ("refused", 0, "nobody accepts")},
                     {"b": ("queued", 0, "")}, {"b": ("running", 0, "pid 7")})
     with pytest.raises(Failure, match="2 nodes of 3") as raised:
         others(agent, "--on", "b,c", "x.py").start()
     assert raised.value.code == 75 and agent.asked[1:] == [("look", ["b"])] * 2
-    said = capsys.readouterr().err
+    said = capfd.readouterr().err
     assert "b: started (pid 7)" in said and "c: not started: nobody accepts" in said
 
 
-def refused_here(agent: Answers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The whole command on node a, which comes to nothing since too few of b and c begin."""
+def on_node_a(agent: Answers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole command may be given there."""
     monkeypatch.setattr(agent, "get", lambda route: {"node": "a"}, raising=False)
     monkeypatch.setattr(start_on, "Agent", lambda path, timeout_s: agent)
     monkeypatch.setattr(start_on, "node_socket", lambda environ: tmp_path)
     monkeypatch.setattr(start_on.signal, "pthread_sigmask", lambda how, mask: set())
+
+
+def refused_here(agent: Answers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes to nothing, since too few of b and c begin."""
+    on_node_a(agent, tmp_path, monkeypatch)
     with pytest.raises(Failure, match="1 node of 3"):
         start_on.start_on("run", ("--on", "b,c", "--run", "m5", "x.py"), [], {}, WITHOUT_VALUE)
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_output_that_nobody_takes_ends_no_launcher_anywhere(
+    closed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with `2>/dev/full`, and with `2>&1 | head -1`."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open("/dev/full", "w") as full, open(writer, "w") as pipe:
+        monkeypatch.setattr(sys, "stderr", pipe if closed else full)
+        agent = Answers({"b": ("running", 0, "pid 7")}, {"b": ("ended", 1, "")})
+        on_node_a(agent, tmp_path, monkeypatch)
+        code = start_on.start_on(
+            "run", ("--on", "b", "x.py"), ["false"], os.environ, WITHOUT_VALUE)
+    assert code == 1 and [verb for verb, _ in agent.asked] == ["start", "look"]
 
 
 def test_the_same_command_typed_twice_ends_nothing_of_the_first(
@@ -146,11 +173,11 @@ def test_what_was_taken_is_ended_where_too_few_begin(
     assert agent.asked[-1] == ("end", ["b"])
 
 
-def test_a_launcher_that_ended_at_once_is_told_of(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_launcher_that_ended_at_once_is_told_of(capfd: pytest.CaptureFixture[str]) -> None:
     agent = Answers({"b": ("queued", 0, "")}, {"b": ("ended", 78, "")})
     with pytest.raises(Failure, match="1 node of 2"):
         others(agent, "--on", "b", "x.py").start()
-    assert "b: its launcher ended with 78 at once" in capsys.readouterr().err
+    assert "b: its launcher ended with 78 at once" in capfd.readouterr().err
 
 
 def test_what_gives_no_word_counts_as_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,7 +213,7 @@ def test_an_end_is_tried_again_where_the_agent_has_no_time(monkeypatch: pytest.M
 
 
 def test_an_elastic_run_begins_with_those_that_are_there(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(start_on, "LOOK_S", 0.0)
     agent = Answers(
@@ -200,7 +227,7 @@ def test_an_elastic_run_begins_with_those_that_are_there(
     asked.look(True)
     asked.look(True)
     assert asked.going == [] and asked.codes == {"b": 75}
-    assert "b: its launcher ended with 75" in capsys.readouterr().err
+    assert "b: its launcher ended with 75" in capfd.readouterr().err
 
 
 def test_an_accept_that_has_gone_is_told_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,3 +257,7 @@ def test_a_node_that_died_is_waited_for_while_this_one_trains_and_not_for_ever(
     asked.look(False)
     asked.look(False)
     assert asked.going == []
+
+
+def test_it_hands_on_each_signal_that_its_launcher_ends_by() -> None:
+    assert set(start_on.SIGNALS) == set(rank.END_SIGNALS)

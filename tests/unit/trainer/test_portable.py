@@ -229,10 +229,12 @@ def test_the_environment_is_kept_without_secrets() -> None:
         "AWS_SECRET_ACCESS_KEY": "s", "SLURM_JWT": "s", "HOLDFAST_URL": "https://u:geheim@h/x",
         "WANDB_API_KEY": "s", "PYTHONPATH": "/p", "MY_DSN": "x", "CUDA_X" * 50: "y" * 5000,
         "NCCL_SHAPE": "a hf_abcdefghijklmnopqrstuvwxyz0123 b",
+        "NCCL_LONG": f"{'x' * (manifest.VALUE_MAX - 20)} http://u:geheim-geheim-geheim@h/x",
     })
     assert kept.keys() == {"NCCL_DEBUG", "OMP_NUM_THREADS", "HOLDFAST_URL", "PYTHONPATH",
-                           "CUDA_X" * 50, "NCCL_SHAPE"}
-    assert "geheim" not in kept["HOLDFAST_URL"] and "hf_" not in kept["NCCL_SHAPE"]
+                           "CUDA_X" * 50, "NCCL_SHAPE", "NCCL_LONG"}
+    assert "geheim" not in kept["HOLDFAST_URL"] + kept["NCCL_LONG"]
+    assert "hf_" not in kept["NCCL_SHAPE"]
     assert max(map(len, kept.values())) == manifest.VALUE_MAX
     many = manifest.environment({f"NCCL_{number}": "" for number in range(1000)})
     assert len(many) == manifest.VARIABLES_MAX

@@ -139,7 +139,7 @@ def strangers_socket(tmp_path):
 
 
 def test_a_strangers_socket_is_neither_greeted_nor_taken_for_the_nodes(
-    strangers_socket, monkeypatch, tmp_path, capsys
+    strangers_socket, monkeypatch, tmp_path, capfd
 ):
     environ = {"XDG_RUNTIME_DIR": str(tmp_path), "HOLDFAST_STATE_DIR": str(tmp_path)}
     with pytest.raises(agent_link.Stranger, match="served by uid 65534"):
@@ -147,7 +147,7 @@ def test_a_strangers_socket_is_neither_greeted_nor_taken_for_the_nodes(
     monkeypatch.setattr(agent_link, "NODE_SOCKET", strangers_socket)
     where = agent_link.places("run", environ)
     assert where.private and where.socket != strangers_socket
-    assert "starts an agent of its own" in capsys.readouterr().err
+    assert "starts an agent of its own" in capfd.readouterr().err
     link = agent_link.AgentLink("run", where._replace(socket=strangers_socket), environ)
     assert link.tend() is False and link.channel is None and link.process is None
     assert "served by uid 65534" in link.problem
@@ -174,24 +174,24 @@ def nodes_agent(tmp_path, monkeypatch):
 
 
 def test_a_runtime_folder_of_the_users_is_a_wish_for_an_agent_of_ones_own(
-    nodes_agent, tmp_path, capsys
+    nodes_agent, tmp_path, capfd
 ):
     environ = {"XDG_RUNTIME_DIR": str(tmp_path), "HOLDFAST_STATE_DIR": str(tmp_path)}
-    assert agent_link.places("r", environ).socket == nodes_agent and not capsys.readouterr().err
+    assert agent_link.places("r", environ).socket == nodes_agent and not capfd.readouterr().err
     own = str(tmp_path / "own")
     where = agent_link.places("r", {**environ, "HOLDFAST_RUNTIME_DIR": own})
     assert (where.private, where.runtime_dir) == (True, own + "/r")
-    said = capsys.readouterr().err
+    said = capfd.readouterr().err
     assert "HOLDFAST_RUNTIME_DIR" in said and nodes_agent in said and said.count("\n") == 1
     os.unlink(nodes_agent)  # without one there is nothing to say
     agent_link.places("r", {**environ, "HOLDFAST_RUNTIME_DIR": own})
-    assert not capsys.readouterr().err
+    assert not capfd.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["run", "train"])
-def test_what_the_environment_decides_is_where_people_look(command, capsys):
+def test_what_the_environment_decides_is_where_people_look(command, capfd):
     with pytest.raises(SystemExit):
         spec.build(command).parse_args(["--help"])
-    text = capsys.readouterr().out
+    text = capfd.readouterr().out
     for name, _ in ENVIRONMENT:
         assert name in text and f"`{name}`" in (ROOT / "docs/config.md").read_text()

@@ -12,13 +12,14 @@ import pytest
 from holdfast.worker import exits
 from holdfast.worker import page as pages
 from holdfast.worker.launcher import run_state, spec
-from holdfast.worker.launcher.ending import AGREE_S, FORCED_END_S, SIGNALS, Ending
+from holdfast.worker.launcher.ending import AGREE_S, FORCED_END_S, Ending
 from holdfast.worker.launcher.without_agent import (
     DONE_WAIT_S,
     NODES_WAIT_S,
     WITHOUT_AGENT_S,
     WithoutAgent,
 )
+from holdfast.worker.rank.rank import END_SIGNALS
 
 TRAIN, SCRIPT = ("train", "--nproc-per-node", "2"), ("run", "--nproc-per-node", "2", __file__)
 COMMAND = ("run", "--no-python", "sh")
@@ -136,6 +137,8 @@ class Run:
     (signal.SIGINT, exits.INTERRUPTED, "interrupted", signal.SIGINT, "Ctrl-C again"),
     (signal.SIGTERM, exits.RETRY, "asked to end (SIGTERM)", signal.SIGTERM, "Ctrl-C"),
     (signal.SIGUSR1, exits.RETRY, "asked to end (SIGUSR1)", signal.SIGTERM, "Ctrl-C"),
+    (signal.SIGUSR2, exits.RETRY, "asked to end (SIGUSR2)", signal.SIGTERM, "Ctrl-C"),
+    (signal.SIGQUIT, exits.RETRY, "asked to end (SIGQUIT)", signal.SIGTERM, "Ctrl-C"),
     (signal.SIGHUP, exits.RETRY, "the terminal is gone (SIGHUP)", signal.SIGTERM, "Ctrl-C"),
 ])
 def test_a_first_signal_gives_the_ranks_their_grace_and_says_so_once(
@@ -237,20 +240,21 @@ def test_over_nodes_all_leave_behind_the_leaders_step_where_he_names_one(
 
 @pytest.mark.parametrize("nohup", [True, False])
 def test_a_command_under_nohup_goes_on_when_its_terminal_goes(nohup: bool) -> None:
-    kept = {number: signal.getsignal(number) for number in (*SIGNALS, signal.SIGCHLD)}
+    kept = {number: signal.getsignal(number) for number in (*END_SIGNALS, signal.SIGCHLD)}
     run = Run(SCRIPT, Ranks(Rank(0)))
     reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         signal.signal(signal.SIGHUP, signal.SIG_IGN if nohup else signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        signal.pthread_sigmask(signal.SIG_BLOCK, END_SIGNALS)
         run.ending.take_signals(writer)
-        taken = {number for number in SIGNALS if signal.getsignal(number) == run.ending.on_signal}
-        assert taken == set(SIGNALS) - ({signal.SIGHUP} if nohup else set())
-        assert not set(SIGNALS) & signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        taken = {number for number in END_SIGNALS
+                 if signal.getsignal(number) == run.ending.on_signal}
+        assert taken == set(END_SIGNALS) - ({signal.SIGHUP} if nohup else set())
+        assert not set(END_SIGNALS) & signal.pthread_sigmask(signal.SIG_BLOCK, ())
         signal.raise_signal(signal.SIGTERM)
         assert run.state.shutdown == "preempted" and os.read(reader, 9) == bytes([signal.SIGTERM])
         run.ending.drop_signals()  # from now on the launcher puts away what it has
-        assert {signal.getsignal(number) for number in SIGNALS} == {signal.SIG_IGN}
+        assert {signal.getsignal(number) for number in END_SIGNALS} == {signal.SIG_IGN}
         signal.raise_signal(signal.SIGINT)
         assert signal.set_wakeup_fd(-1) == -1 and not run.ending.twice
     finally:
@@ -303,6 +307,14 @@ def test_no_checkpoint_is_promised_that_is_not_known() -> None:
     assert behind.ending.goes_on() == perhaps, "another node's rank 0 commits"
 
 
+def test_a_step_that_no_rank_can_have_written_is_not_told() -> None:
+    run = Run(TRAIN, Ranks(Rank(0, 2**64 - 1), Rank(1, 12))).asked().commits(s10="")
+    assert "at step 12; the same" in run.last_words() and "redoes 2 steps" in run.last_words()
+    run = Run(TRAIN, Ranks(Rank(0, pages.COUNT_MAX + 1))).asked().commits(s10="")
+    assert run.last_words().endswith(
+        "at a step that is not known; the same command goes on from the checkpoint of step 10")
+
+
 def test_a_run_that_is_done_says_so_and_a_failure_names_who_failed_first() -> None:
     run = Run(SCRIPT, Ranks(Rank(0).ends(0)))
     run.state.end(0, "")
@@ -319,6 +331,13 @@ def test_a_run_that_is_done_says_so_and_a_failure_names_who_failed_first() -> No
     run = Run(SCRIPT, Ranks(Rank(0).ends(139, number=11)))
     assert run.last_words().splitlines()[0] == "ends with code 1: ", "an end that nobody decided"
     assert "rank 0 (pid 1000), signal SIGSEGV" in run.last_words()
+
+
+@pytest.mark.parametrize(("number", "name"), [
+    (9, "SIGKILL"), (34, "SIGRTMIN"), (40, "40"), (64, "SIGRTMAX")])
+def test_a_rank_that_died_of_a_signal_without_a_name_is_told_too(number: int, name: str) -> None:
+    run = Run(SCRIPT, Ranks(Rank(0).ends(128 + number, number=number)))
+    assert f"first to fail: rank 0 (pid 1000), signal {name}\n" in run.last_words()
 
 
 def test_a_run_that_was_asked_to_end_names_no_failure() -> None:

@@ -33,14 +33,16 @@ def agents_socket(tmp_path):
         yield server
 
 
-def test_an_agent_that_was_there_first_is_greeted(agents_socket, tmp_path):
-    """As the node's agent always is."""
+@pytest.mark.parametrize("words", ["/dev/null", "/dev/full"])
+def test_an_agent_that_was_there_first_is_greeted(agents_socket, tmp_path, words):
+    """As the node's agent always is, also where nobody takes what is said before the run."""
     environ = {**os.environ, "HOLDFAST_RUNTIME_DIR": str(tmp_path / "r"),
                "HOLDFAST_STATE_DIR": str(tmp_path / "s")}
-    launcher = subprocess.Popen(
-        [sys.executable, str(Path(bootstrap.__file__)), "run", "--run", "x", "--no-python",
-         "sleep", "600"], env=environ, stdin=subprocess.DEVNULL, start_new_session=True,
-    )
+    with open(words, "wb") as stderr:
+        launcher = subprocess.Popen(
+            [sys.executable, str(Path(bootstrap.__file__)), "run", "--run", "x",
+             "--shutdown-timeout", "5", "--no-python", "sleep", "600"],
+            env=environ, stdin=subprocess.DEVNULL, stderr=stderr, start_new_session=True)
     try:
         told = []
         while len(told) < 2:  # a connection that is only tried out is closed without a word
@@ -56,6 +58,25 @@ def test_an_agent_that_was_there_first_is_greeted(agents_socket, tmp_path):
     finally:
         launcher.kill()
         launcher.wait(LIMIT_S)
+
+
+def test_a_mistake_that_nobody_is_told_of_has_its_code_all_the_same():
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, str(Path(bootstrap.__file__)), "run", "--no-such-flag"], stderr=full,
+            timeout=LIMIT_S, check=False)
+    assert done.returncode == exits.CONFIGURATION
+
+
+def test_a_state_folder_that_cannot_be_is_told_with_its_code(tmp_path):
+    (tmp_path / "file").write_text("")
+    environ = {**os.environ, "HOLDFAST_RUNTIME_DIR": str(tmp_path / "r"),
+               "HOLDFAST_STATE_DIR": str(tmp_path / "file")}
+    done = subprocess.run(
+        [sys.executable, str(Path(bootstrap.__file__)), "run", "--no-python", "true"],
+        env=environ, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert done.returncode == exits.CONFIGURATION
+    assert done.stderr.startswith("holdfast: ends with code 78: ") and "file" in done.stderr
 
 
 class Refusing:

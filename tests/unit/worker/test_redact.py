@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import datetime
 import json
+import signal
 import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,6 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.agent.launchers import protocol
+from holdfast.agent.logs import child
+from holdfast.worker import wire
+from holdfast.worker.launcher import process
 from holdfast.worker.redact import GONE, redacted, redacted_value, redacted_words
 
 SECRET = st.text("abcdefghijklmnopqrstuvwxyzABCDEFGHXYZ0123456789+/=_-.", min_size=8,
@@ -92,6 +99,23 @@ def test_no_packet_brings_one_in(template: str, secret: str) -> None:
 ])
 def test_trainings_own_words_stay(text: str) -> None:
     assert redacted(text) == text
+
+
+@pytest.mark.parametrize("before", range(455, 505, 7))
+def test_no_cut_leaves_half_a_secret_that_nobody_knows_any_more(
+    tmp_path: Path, before: int
+) -> None:
+    """An address is one by its `@`: its password must go before the cut takes that away."""
+    words = "x" * before + " postgres://user:Geheim9Geheim9Geheim9@db.example.com/train"
+    rank: Any = SimpleNamespace(home=str(tmp_path), folder=str(tmp_path), number=0)
+    (tmp_path / "stderr.log").write_text(f"  what():  {words}\n")
+    cuts = [process.error_line(rank, signal.SIGABRT), wire.cut(words, 500)]
+    (tmp_path / "error-0.json").write_text(json.dumps({"message": {"message": words}}))
+    cuts.append(process.error_line(rank, 0))
+    line: Any = SimpleNamespace(
+        signature="", role="", culprit="", rank=0, text=words[300:])
+    cuts.append(child.seen_row(line)["text"])
+    assert [one for one in cuts if "Geheim" in one or len(one) > 500] == []
 
 
 def test_a_flag_and_its_value() -> None:

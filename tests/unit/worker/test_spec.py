@@ -57,14 +57,14 @@ def test_the_trainer_takes_the_flags_and_the_rest_is_its_own(tmp_path):
     assert options.standby == 1 and "torch" in options.preload
 
 
-def test_a_standby_of_a_script_is_said_to_have_no_effect(script, capsys):
+def test_a_standby_of_a_script_is_said_to_have_no_effect(script, capfd):
     assert parse("--standby", "2", script).standby == 0
-    said = capsys.readouterr().err
+    said = capfd.readouterr().err
     assert said.count("--standby has no effect on a script") == 1
     for argv, command in ((["--standby", "2", "steps=5"], "train"), (["--standby", "0", script],
                           "run"), ([script], "run")):
         parse(*argv, command=command)
-        assert capsys.readouterr().err == ""
+        assert capfd.readouterr().err == ""
     assert parse("--standby", "2", command="train").standby == 2
 
 
@@ -75,16 +75,16 @@ def test_a_standby_takes_no_neuron_core_unasked(monkeypatch):
     assert parse("device=cpu", command="train").standby == 1
 
 
-def test_a_standby_shares_no_gpu_with_a_rank(capsys):
+def test_a_standby_shares_no_gpu_with_a_rank(capfd):
     def standby(*argv: str) -> int:
         return parse(*argv, command="train", CUDA_VISIBLE_DEVICES="0,1,2").standby
 
     assert standby("--nproc-per-node", "3") == 0 and standby("device=cpu") == 1
     assert standby("--nproc-per-node", "2", "--standby", "1") == 1
     assert standby("--nproc-per-node", "3", "--standby", "2", "device=cpu") == 2
-    assert capsys.readouterr().err == ""
+    assert capfd.readouterr().err == ""
     assert standby("--nproc-per-node", "2", "--standby", "2") == 1
-    assert "--standby 2: 3 GPUs for 2 ranks leave 1 to stand by on" in capsys.readouterr().err
+    assert "--standby 2: 3 GPUs for 2 ranks leave 1 to stand by on" in capfd.readouterr().err
     # Another vendor's are not counted, and may be as many as the ranks.
     assert parse("device=accelerator", command="train").standby == 0
 
@@ -119,13 +119,14 @@ def test_gpus_are_counted_without_opening_one(script):
         (["--reason", "it is late", "SCRIPT"], "--reason belongs to --ignore-check"),
     ],
 )
-def test_a_mistake_is_one_line_and_78(argv, says, script, capsys):
+def test_a_mistake_is_one_line_and_78(argv, says, script, capfd):
     words = [script if word == "SCRIPT" else word for word in argv]
     with pytest.raises(SystemExit) as leaving:
         spec.parse("run", words, {"CUDA_VISIBLE_DEVICES": ""})
     assert leaving.value.code == 78
-    error = capsys.readouterr().err
+    error = capfd.readouterr().err
     assert says in error and error.count("\n") == 1
+    assert error.startswith("holdfast: ends with code 78: ")
 
 
 @pytest.mark.parametrize(
@@ -153,14 +154,14 @@ def test_nodes_come_to_one_name_and_say_how_many_they_are(script):
     assert parse("--nnodes", "2", "--run", "r", script).nnodes_text == "2"
 
 
-def test_a_run_over_nodes_says_what_its_world_may_be(script, capsys):
+def test_a_run_over_nodes_says_what_its_world_may_be(script, capfd):
     options = parse("--nnodes", "2:4", "--run", "r", "--unit", "2", "--allow-mixed",
                     "--gang-limit", "90", script)
     assert (options.unit, options.mixed, options.gang_limit_s) == (2, True, 90.0)
     assert (parse(script).unit, parse(script).mixed, parse(script).gang_limit_s) == (1, False, 0.0)
     with pytest.raises(SystemExit) as ended:
         parse("--nnodes", "2", "--run", "r", "--unit", "3", script)
-    assert ended.value.code == 78 and "--unit 3 of --nnodes 2" in capsys.readouterr().err
+    assert ended.value.code == 78 and "--unit 3 of --nnodes 2" in capfd.readouterr().err
 
 
 def test_without_any_name_script_and_time_are_one(script):
@@ -180,26 +181,26 @@ def test_many_ranks_get_one_thread_each_unless_the_user_says_otherwise(script):
     ("--max-restarts", "-1"), ("--max-restarts", "9" * 400), ("--max-restarts", "1.5"),
     ("--nproc-per-node", "²"), ("--nproc-per-node", "9" * 5000),
 ], ids=str)
-def test_every_number_has_bounds(words, capsys):
+def test_every_number_has_bounds(words, capfd):
     with pytest.raises(SystemExit) as ended:
         parse(*words, "--no-python", "echo")
     assert ended.value.code == 78
-    said = capsys.readouterr().err
+    said = capfd.readouterr().err
     assert " from " in said and said.count("\n") == 1 and len(said) < 6000
 
 
-def test_numbers_of_the_environment_have_the_same_bounds(monkeypatch, capsys):
+def test_numbers_of_the_environment_have_the_same_bounds(monkeypatch, capfd):
     monkeypatch.setenv("PET_MASTER_PORT", "70000")
     with pytest.raises(SystemExit):
         parse("--no-python", "echo")
-    assert "70000" in capsys.readouterr().err
+    assert "70000" in capfd.readouterr().err
 
 
-def test_a_flag_that_is_almost_one_is_named(capsys):
+def test_a_flag_that_is_almost_one_is_named(capfd):
     for word, meant in (("--nproc_per_nod=2", "--nproc-per-node"), ("--graze=3", "--grace")):
         with pytest.raises(SystemExit):
             parse(word, "--no-python", "echo")
-        assert f"did you mean {meant}?" in capsys.readouterr().err
+        assert f"did you mean {meant}?" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(("flags", "shown"), [
@@ -219,32 +220,32 @@ def test_redirects_and_filter_decide_what_the_terminal_shows(flags, shown):
 
 @pytest.mark.parametrize("words", [("--redirects", "4"), ("-t", "x"), ("--local-ranks-filter", "a"),
                                    ("-r", "0:1,")])
-def test_bad_streams_and_ranks_are_a_mistake(words, capsys):
+def test_bad_streams_and_ranks_are_a_mistake(words, capfd):
     with pytest.raises(SystemExit):
         parse(*words, "--no-python", "echo")
-    assert ": give " in capsys.readouterr().err
+    assert ": give " in capfd.readouterr().err
 
 
-def test_flags_that_nobody_does_here_are_said(capsys, monkeypatch):
+def test_flags_that_nobody_does_here_are_said(capfd, monkeypatch):
     parse("--rdzv-backend", "c10d", "--monitor-interval", "5", "--no-python", "echo")
-    assert capsys.readouterr().err == ""
+    assert capfd.readouterr().err == ""
     monkeypatch.setenv("PET_SIGNALS_TO_HANDLE", "SIGUSR1")
     parse("--numa-binding", "node", "--virtual-local-rank", "--no-python", "echo")
-    said = capsys.readouterr().err
+    said = capfd.readouterr().err
     assert said == ("holdfast: accepted, and without effect here: --numa-binding, "
                     "--signals-to-handle, --virtual-local-rank\n")
 
 
-def test_a_server_of_etcd_that_torchrun_would_use_is_said_not_to_be(capsys, script):
+def test_a_server_of_etcd_that_torchrun_would_use_is_said_not_to_be(capfd, script):
     words = ("--nnodes", "2", "--rdzv-id", "r", "--rdzv-endpoint", "etcd-host:2379")
     for backend in ("etcd-v2", "etcd"):
         parse(*words, "--rdzv-backend", backend, script)
-        said = capsys.readouterr().err
+        said = capfd.readouterr().err
         assert f"--rdzv-backend {backend}: the etcd that" in said and "[store] url" in said
         assert said.count("\n") == 1
     for more in (("--rdzv-backend", "c10d"), ("--rdzv-backend", "static"), ()):
         parse(*words, *more, script)
-        assert capsys.readouterr().err == ""
+        assert capfd.readouterr().err == ""
 
 
 def test_no_run_has_more_nodes_than_an_agent_keeps_in_touch_with():
@@ -282,13 +283,13 @@ TORCHRUN = {
 
 
 @pytest.mark.parametrize("flag", TORCHRUN)
-def test_a_flag_of_torchrun_is_done_or_said_or_changes_nothing(flag, script, capsys):
+def test_a_flag_of_torchrun_is_done_or_said_or_changes_nothing(flag, script, capfd):
     values, does = TORCHRUN[flag]
     for spelling in {flag, "--" + flag[2:].replace("-", "_")}:
         plain, given = parse("--run", "r", script), parse(spelling, *values, "--run", "r", script)
         if flag == "--rdzv-id":
             given = parse(spelling, *values, script)
-        said = capsys.readouterr().err
+        said = capfd.readouterr().err
         assert said == (f"holdfast: accepted, and without effect here: {flag}\n"
                         if does is SAID else "")
         if does in (NOTHING, SAID):
@@ -306,7 +307,7 @@ def test_every_flag_of_the_installed_torchrun_is_known():
     assert len(judged) == len(actions) - 1, "all but --help stand in TORCHRUN"
 
 
-def test_the_trainers_settings_may_have_the_deadline(tmp_path, capsys):
+def test_the_trainers_settings_may_have_the_deadline(tmp_path, capfd):
     """train.toml has it as text or as a moment of TOML's own; key=value is above it, and the flag
     above both."""
     file = tmp_path / "train.toml"
@@ -331,7 +332,7 @@ def test_the_trainers_settings_may_have_the_deadline(tmp_path, capsys):
     assert before_s + 5400 <= deadline("deadline=+1.5h") <= time.time() + 5400
     with pytest.raises(SystemExit) as ended:
         parse("deadline=soon", command="train")
-    assert ended.value.code == 78 and "deadline = 'soon': set 2026" in capsys.readouterr().err
+    assert ended.value.code == 78 and "deadline = 'soon': set 2026" in capfd.readouterr().err
     with pytest.raises(ConfigError, match="deadline = 'soon': set 2026"):
         load(None, ["deadline=soon"])
     assert parse(str(file), "deadline=+1h").goal["deadline_wall_s"] == 0.0, "a script's own word"
@@ -354,10 +355,10 @@ def test_what_a_run_says_for_the_books(script):
 @pytest.mark.parametrize("words", [
     ("--deadline", "soon"), ("--deadline", "+3y"), ("--total-steps", "-1"),
     ("--flops-per-step", "nan"), ("--peak-flops", "1e31"), ("--deadline", "2026-13-01")])
-def test_a_bad_word_for_the_books_is_a_mistake(words, script, capsys):
+def test_a_bad_word_for_the_books_is_a_mistake(words, script, capfd):
     with pytest.raises(SystemExit) as ended:
         parse(*words, script)
-    assert ended.value.code == 78 and words[0] in capsys.readouterr().err
+    assert ended.value.code == 78 and words[0] in capfd.readouterr().err
 
 
 def test_a_trainer_on_an_xla_device_is_spawned(tmp_path):
@@ -378,7 +379,7 @@ def test_a_trainer_on_an_xla_device_is_spawned(tmp_path):
     assert method("--config", str(config), "device=cpu") == "fork"
 
 
-def test_settings_of_the_trainer_that_are_wrong_are_told_before_any_rank(tmp_path, capsys):
+def test_settings_of_the_trainer_that_are_wrong_are_told_before_any_rank(tmp_path, capfd):
     """All at once, a line each, in the trainer's own words."""
     config, missing = tmp_path / "train.toml", str(tmp_path / "none.toml")
     config.write_text("device = 3\nstepz = 4\n")
@@ -390,8 +391,9 @@ def test_settings_of_the_trainer_that_are_wrong_are_told_before_any_rank(tmp_pat
             (("steps=0", "strategy=zero3"), ("steps = 0: set", "strategy = 'zero3': set one of"))):
         with pytest.raises(SystemExit) as ended:
             spec.parse("train", ["--run", "r", *words], {})
-        told = capsys.readouterr().err
+        told = capfd.readouterr().err
         assert ended.value.code == 78 and all(one in told for one in said), told
+        assert told.endswith("holdfast: ends with code 78: the trainer's settings are wrong\n")
 
 
 GROUPED = ("strategy=mics", "mics.group=4")
@@ -430,12 +432,12 @@ def test_nodes_of_a_group_of_ranks_live_and_move_together(tmp_path, words, unit,
     ("4:8", 3, 2),  # of 5 and 7 nodes neither three nor four stages are made: 8, 6, 4
     ("3:8", 2, 2), ("4:8", 1, 1), ("7:8", 3, 4),
 ])
-def test_a_pipeline_that_may_have_fewer_stages_shrinks_by_fewer_nodes(capsys, nodes, fewest, unit):
+def test_a_pipeline_that_may_have_fewer_stages_shrinks_by_fewer_nodes(capfd, nodes, fewest, unit):
     words = ("strategy=pipeline", "pipeline.stages=4", f"pipeline.fewest={fewest}")
     found = spec.parse("train", ["--run", "r", "--nnodes", nodes, "--nproc-per-node", "1", *words],
                        {})
     assert found.unit == unit
-    told = "fewer stages have no effect with --nnodes" in capsys.readouterr().err
+    told = "fewer stages have no effect with --nnodes" in capfd.readouterr().err
     assert told == (unit == 4 and nodes != "4" and fewest == 3)
     # A multiple of it is a person's to ask for; four nodes at most are needed in any case.
     assert spec.parse("train", ["--run", "r", "--nnodes", nodes, "--nproc-per-node", "1",
@@ -444,7 +446,7 @@ def test_a_pipeline_that_may_have_fewer_stages_shrinks_by_fewer_nodes(capsys, no
         with pytest.raises(SystemExit):
             spec.parse("train", ["--run", "r", "--nnodes", nodes, "--nproc-per-node", "1",
                                  "--unit", "3", *words], {})
-        assert "pipeline.stages = 4, pipeline.fewest = 3" in capsys.readouterr().err or fewest == 2
+        assert "pipeline.stages = 4, pipeline.fewest = 3" in capfd.readouterr().err or fewest == 2
 
 
 @pytest.mark.parametrize(("flags", "said"), [
@@ -454,10 +456,10 @@ def test_a_pipeline_that_may_have_fewer_stages_shrinks_by_fewer_nodes(capsys, no
      "nodes"),
     (("--nnodes", "5", "--unit", "2"), "--unit 2 of --nnodes 5: no world of so many nodes"),
 ])
-def test_nodes_that_cannot_be_whole_groups_are_a_mistake(capsys, flags, said):
+def test_nodes_that_cannot_be_whole_groups_are_a_mistake(capfd, flags, said):
     with pytest.raises(SystemExit) as ended:
         spec.parse("train", ["--run", "r", *flags, "--nproc-per-node", "2", *GROUPED], {})
-    told = capsys.readouterr().err
+    told = capfd.readouterr().err
     assert ended.value.code == 78 and said in told and told.count("\n") == 1, told
 
 
