@@ -406,7 +406,7 @@ def _read_file(path: Path, problems: list[str]) -> dict[str, Any]:
         if path.stat().st_size > FILE_BYTES_MAX:
             problems.append(f"larger than {FILE_BYTES_MAX} bytes: set a smaller file")
             return {}
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         problems.append(f"cannot be read: {error.strerror}")
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -102,7 +102,7 @@ def chosen(text: str) -> Profile | None:
 
 def _of_file(path: str) -> Profile:
     try:
-        rows = tomllib.loads(read_regular(path, FILE_MAX_BYTES).decode("utf-8"))["profile"]
+        rows = tomllib.loads(read_regular(path, FILE_MAX_BYTES).decode("utf-8-sig"))["profile"]
         (row,) = rows if isinstance(rows, list) else [rows]
         here = {"source": path, "date": "the operator's"}
         row = {**here, **row, "limit": [{**here, **one} for one in row.get("limit", ())]}

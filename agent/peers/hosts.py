@@ -89,7 +89,7 @@ def _parts(text: str) -> list[str]:
 def _of_file(path: Path) -> list[str]:
     """One node a line; what stands behind its name (`slots=8`) is for others."""
     try:
-        text = read_regular(path, HOSTFILE_MAX_BYTES).decode()
+        text = read_regular(path, HOSTFILE_MAX_BYTES).decode("utf-8-sig")
     except (OSError, ValueError) as error:
         raise ValueError(f"--hostfile {path}: {error}") from error
     lines = (line.partition("#")[0].split() for line in text.splitlines())

@@ -74,7 +74,8 @@ def test_nobody_is_restarted_against_a_lock_and_it_goes_on_once_that_is_gone(
     run = runs.script("plain.py", "30", "lock", str(lock))
     run.at_step(6)
     wait_for(lambda: waits_for(run, lock), 30, run.output)
-    time.sleep(4 * QUIET_S)  # that nothing is done needs the time in which it would be
+    # That nothing is done needs the time in which it would be, as the agent counts it.
+    wait_for(lambda: run.all_ranks()[1]["phase_age_s"] > 5 * QUIET_S, what=run.output)
     assert run.status()["generation"] == 1, run.output
     lock.unlink()
     assert run.wait() == 0, run.output

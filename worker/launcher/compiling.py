@@ -50,14 +50,16 @@ NEURON_URL, NEURON_FLAGS, NEURON_FLAG = (
 
 def neuron_caches(environ: "dict[str, str]") -> List[str]:
     """Folders where this job keeps what Neuron compiled, as its environment says; a bucket is not
-    one of them."""
+    one of them.  A relative one is below the current folder: ranks begin in the launcher's."""
     words = environ.get(NEURON_FLAGS, "").split()
     named = [word.partition("=")[2] for word in words if word.startswith(NEURON_FLAG + "=")]
-    named += [after for word, after in zip(words, words[1:]) if word == NEURON_FLAG]
+    named += [after for word, after in zip(words, words[1:])
+              if word == NEURON_FLAG and not after.startswith("-")]
     named.append(environ.get(NEURON_URL, ""))
     paths = [one[7:] if one.startswith("file://") else one for one in named]
-    return list(dict.fromkeys(
-        path.rstrip("/") for path in paths if path.startswith("/") and path.strip("/")))
+    paths = [path if path.startswith("/") else os.path.abspath(path)
+             for path in paths if path and "://" not in path]
+    return list(dict.fromkeys(path.rstrip("/") for path in paths if path.strip("/")))
 
 
 class Watch:

@@ -199,12 +199,27 @@ def call(program: Program) -> Optional[BaseException]:
         if program.kind == "module":
             if not program.trainer:  # ours has nothing to find in the folder it was started in
                 sys.path.insert(0, os.getcwd())
-            runpy._run_module_as_main(program.target, alter_argv=True)  # type: ignore[attr-defined]
+            run_module(program.target)
         else:
             run_script(program.target)
     except BaseException as error:  # the border of the process: everything becomes an outcome
         return error
     return None
+
+
+def run_module(name: str) -> None:
+    """`python -m NAME` in this process.  Raises ImportError where no such module can be run.
+
+    runpy itself says that by sys.exit with a text, as a script may say anything: but no later start
+    finds the module either, while one of a script may end otherwise.
+    """
+    try:
+        runpy._run_module_as_main(name, alter_argv=True)  # type: ignore[attr-defined]
+    except SystemExit as end:
+        missing = end.__context__
+        if isinstance(missing, runpy._Error):  # type: ignore[attr-defined]
+            raise ImportError(str(missing)) from None
+        raise
 
 
 def run_script(path: str) -> None:

@@ -96,6 +96,11 @@ class RankView(Value, frozen=True):
     told_s: float = 0.0  # the receiver's: how long ago another node said all this; 0 of its own
 
     @property
+    def known_step(self) -> int:
+        """Its step, for a cause; -1 where its page was not read."""
+        return self.step if self.page else -1
+
+    @property
     def stood_s(self) -> float:
         """Since it last moved, unless it did so after this was said: `still_s` is known, this is
         what tells when its last move was."""

@@ -457,6 +457,6 @@ def cause_of(
         for rank in ranks:
             if rank.pid == pid and rank.ended is None and rank.generation == generation:
                 return msgspec.structs.replace(
-                    cause, generation=generation, rank=rank.rank, node=rank.node, step=rank.step,
-                    reason=f"rank {rank.rank} works there: {cause.reason}")
+                    cause, generation=generation, rank=rank.rank, node=rank.node,
+                    step=rank.known_step, reason=f"rank {rank.rank} works there: {cause.reason}")
     return None

@@ -68,7 +68,7 @@ class Account(Value, frozen=True):
     max_restarts: int
     spent: tuple[tuple[str, int], ...] = ()
     expired: tuple[str, ...] = ()  # keys whose window is over
-    trained: bool = True  # a step was finished in this run
+    trained: bool = True  # a step was finished under this launcher
     grade: str = TRAINER
     quick: bool = True  # the generation broke within moments
 

@@ -46,10 +46,11 @@ def learn(
         now = replace(now, seen_step=seen_step, began_boot_s=ctx.now.boot_s,
                       earlier_step_boot_s=now.last_step_boot_s)
     peak_step = max([now.peak_step, *(rank.step for rank in ranks)])
-    seen_step, last_s = now.seen_step, now.last_step_boot_s
+    seen_step, last_s, trained = now.seen_step, now.last_step_boot_s, now.trained
     for rank in ranks:
         if rank.step > seen_step:
             seen_step, last_s = rank.step, max(last_s, ctx.now.boot_s - rank.stood_s)
+            trained = True
     killed = ends.oom_pids(ctx.observed.events, tuple(rank.pid for rank in ctx.view.ranks))
     if not ctx.frozen:
         state.history.look(ranks, seen, ctx.now.boot_s)
@@ -63,8 +64,9 @@ def learn(
     if not trainer and (bases is None or not collective.advance(ranks)):
         bases = collective.learn_bases(ranks)
     state.progress = replace(
-        now, peak_step=peak_step, seen_step=seen_step, last_step_boot_s=last_s, bases=bases,
-        bases_generation=generation, oom_pids=(*now.oom_pids, *killed)[-OOM_PIDS_MAX:],
+        now, peak_step=peak_step, trained=trained, seen_step=seen_step, last_step_boot_s=last_s,
+        bases=bases, bases_generation=generation,
+        oom_pids=(*now.oom_pids, *killed)[-OOM_PIDS_MAX:],
     )
 
 
@@ -157,7 +159,8 @@ def new_boot(state: RunState, boot_s: float) -> None:
 
 
 def new_launcher(state: RunState, trainer: bool) -> None:
-    """What its predecessor's ranks did was not cut short by anything of its own."""
+    """What its predecessor's ranks did was not cut short by anything of its own, and does not
+    prove that its own script, which may be another one, can run."""
     state.progress = replace(
-        state.progress, last_step_boot_s=0.0, earlier_step_boot_s=0.0,
+        state.progress, trained=False, last_step_boot_s=0.0, earlier_step_boot_s=0.0,
         base_step=state.progress.base_step if trainer else 0)

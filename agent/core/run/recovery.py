@@ -137,7 +137,7 @@ class Recoveries:
         account = policy.Account(
             self.state.run, ctx.view.max_restarts, self._spent(ctx, plan, life),
             tuple(key for key in since if self._window_over(ctx, key, since[key])),
-            trained=self.state.progress.peak_step > 0, grade=ctx.view.grade,
+            trained=self.state.progress.trained, grade=ctx.view.grade,
             quick=self.state.progress.quick > 0,
         )
         beyond = partial(self._beyond, ctx, plan)

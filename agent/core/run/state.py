@@ -71,7 +71,8 @@ class DocumentSeen(Value, frozen=True):
 class Progress(Value, frozen=True):
     """How far training came, and what of it the last cause broke off."""
 
-    peak_step: int = 0  # highest step ever seen finished
+    peak_step: int = 0  # highest step ever seen finished, under whatever launcher of this name
+    trained: bool = False  # this launcher's ranks finished a step of their own
     last_step_boot_s: float = 0.0  # when a step was finished last, redone or new; 0 = never
     earlier_step_boot_s: float = 0.0  # ... before this generation, under this launcher; 0 = never
     seen_step: int = 0  # highest of this generation, by its own counter

@@ -56,6 +56,8 @@ def test_an_operators_own_profile_is_read_or_what_is_wrong_with_it_is_said(
     assert found is not None and (found.name, found.devices) == ("ours", 8)
     limit = found.limit_of(Measure("host_copy", 3e10, "B/s", "cuda:0"))
     assert limit is not None and not limit.met and str(file) in limit.source
+    file.write_text(f"\ufeff{OWN}")  # as Windows writes it
+    assert profiles.chosen(str(file)) == found
     assert profiles.chosen("") is None and profiles.chosen("p5") == profiles.named("p5")
     file.write_text(change(OWN))
     with pytest.raises(ValueError) as raised:

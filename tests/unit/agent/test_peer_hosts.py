@@ -43,6 +43,8 @@ def test_peers_are_named_once_and_have_addresses(tmp_path: Path) -> None:
     file = tmp_path / "hosts"
     file.write_text("# the job's\na=10.0.0.1 slots=8\n\nb=10.0.0.2:8 # second\n".replace(":8", ""))
     assert hosts.peers("", str(file), {}) == A_AND_B
+    file.write_text("\ufeffa=10.0.0.1\nb=10.0.0.2\n")  # as Windows writes it
+    assert hosts.peers("", str(file), {}) == A_AND_B
     slurm = {"SLURM_JOB_NODELIST": "localhost,127.0.0.1"}
     assert [one.name for one in hosts.peers("slurm", "", slurm)] == ["localhost", "127.0.0.1"]
     for words, said in (("a=1.1.1.1,a=1.1.1.1", "a named twice"), ("a=1.1.1.1", "needs two"),

@@ -18,6 +18,7 @@ from holdfast.agent.core.run.policy import PROGRESS_STEPS
 
 from .driver import Lab, replace
 from .test_kernel import CATALOGUE, parse
+from .test_ledger import submitted_again
 from .test_repair import FALLEN
 
 SUBJECT = "run/r/rank/1"
@@ -187,6 +188,26 @@ def test_the_same_error_after_training_is_another_matter() -> None:
     made.raises(0, "FileNotFoundError: [Errno 2] data")
     made.settle()
     assert not made.finishes()
+
+
+@pytest.mark.parametrize("grade", ["trainer", "script"])
+@pytest.mark.parametrize(("steps", "ends"), [(0, [1]), (1, [])])
+def test_a_run_of_a_name_that_trained_before_is_known_by_its_own_steps(
+    grade: str, steps: int, ends: list[int]
+) -> None:
+    """--run, or a job's id, names it again, and its script may be another one."""
+    made = Lab(grade=grade, max_restarts=2)
+    made.begin()
+    made.train(50)
+    if grade == "trainer":  # it goes on from there; a script's own steps count from 0
+        made.commit(20)
+    submitted_again(made)
+    made.train(made.rank(0).step + steps)
+    made.restart_agent()
+    for number in (0, 1):
+        made.raises(number, "ModuleNotFoundError: No module named 'x'")
+    made.settle()
+    assert (made.finishes(), len(made.starts())) == (ends, 2 if ends else 3)
 
 
 @settings(max_examples=60, deadline=None)

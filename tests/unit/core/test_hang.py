@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from holdfast.agent.core.detect.ranks.hang import name_culprits
-from holdfast.agent.core.model import Settings, Stop, Verdict
+from holdfast.agent.core.detect.ranks.hang import HangView, look, name_culprits
+from holdfast.agent.core.detect.ranks.limits import Costs
+from holdfast.agent.core.model import RankView, Settings, Stop, Verdict
 from holdfast.agent.core.series.wait_history import History
 
 from .driver import Cluster, Lab, replace
@@ -61,6 +62,36 @@ def test_a_stopped_process_is_proof_after_a_second() -> None:
     lab.park(0, 20)
     assert lab.kinds(lab.settle()) == ["put", "start"]
     assert lab.starts()[-1].keep == (0,) and lab.starts()[-1].resume.kind == "survivor"
+
+
+@pytest.mark.parametrize("grade", ["trainer", "script"])
+def test_a_stopped_rank_whose_page_was_not_read_is_at_no_step(grade: str) -> None:
+    """As when its process was stopped before it was told its new generation."""
+    lab = trained(grade)
+    lab.change(1, page=False, step=0, phase="unknown", proc_state="T", stopped_s=1.2)
+    lab.step(0.1)
+    (verdict,) = hang(lab)
+    assert verdict.act and dict(verdict.evidence)["step"] == "unknown"
+    lab.settle()
+    if grade == "trainer":
+        lab.park(0, 20)
+    lab.settle()
+    assert lab.view.generation == 2
+    assert not [key for key, _ in lab.plan().spent if key.startswith("signature/")]
+
+
+@pytest.mark.parametrize(("read", "step", "told"), [
+    ((), -1, "unknown"), ((0,), 20, "20"), ((0, 1), 21, "20")])
+def test_ranks_that_nothing_tells_apart_are_at_the_highest_step_that_was_read(
+    read: tuple[int, ...], step: int, told: str
+) -> None:
+    ranks = tuple(
+        RankView(number, "a", 100 + number, 1, "running", page=number in read, still_s=50.0,
+                 step=20 + number if number in read else 0) for number in (0, 1))
+    found = look(HangView("r", ranks, Costs("script"), 1000.0), History(), Settings())
+    cause = found.findings[0].cause
+    assert (cause.rank, cause.step) == (-1, step)
+    assert f"step {told};" in dict(cause.evidence)["rank 0"]
 
 
 def test_a_stop_under_a_debugger_is_left_to_the_person() -> None:

@@ -398,6 +398,19 @@ def test_a_fatal_line_that_names_a_rank_restarts_it_once():
     assert orders[0].fault == "gpu_memory_error"
 
 
+def test_a_fatal_line_of_a_rank_whose_page_was_not_read_leaves_no_step():
+    lab = Lab()
+    lab.begin()
+    lab.train(5)
+    lab.change(1, page=False, step=0)
+    lab.events = (parse(CATALOGUE, XID % (95, lab.rank(1).pid), 1, lab.boot_s),)
+    lab.step(0.1)
+    lab.park(0, 5)
+    lab.settle()
+    assert lab.view.generation == 2
+    assert not [key for key, _ in lab.plan().spent if key.startswith("signature/")]
+
+
 def test_a_fatal_line_of_somebody_else_or_an_observing_detector_restarts_nobody():
     for settings, pid in ((Settings(), 4), (Settings(act=("ended", "hang")), None)):
         lab = Lab(settings=settings)

@@ -61,6 +61,12 @@ def test_bad_file(tmp_path, content, said):
     assert said in problem and str(file) in problem
 
 
+def test_a_file_may_begin_with_the_mark_that_windows_writes(tmp_path):
+    file = tmp_path / "train.toml"
+    file.write_text("\ufeffsteps = 7\n")
+    assert load(str(file)).steps == 7
+
+
 def test_no_file(tmp_path):
     assert "cannot be read" in problems(str(tmp_path / "none.toml"))[0]
 

@@ -131,6 +131,23 @@ def test_a_lock_counts_in_a_compile_cache_alone(tmp_path, folder, environ, seen)
     assert found == (f"rank 1 holds or awaits {place / 'abc.lock'}" if seen else "")
 
 
+@pytest.mark.parametrize(("environ", "folders"), [
+    ({"NEURON_CC_FLAGS": "--cache_dir=./compiled -O1"}, ["compiled"]),
+    ({"NEURON_CC_FLAGS": "-O1 --cache_dir a/b/"}, ["a/b"]),
+    ({"NEURON_CC_FLAGS": "--cache_dir -O1"}, []), ({"NEURON_CC_FLAGS": "--cache_dir="}, []),
+    ({"NEURON_CC_FLAGS": "--cache_dir=c", "NEURON_COMPILE_CACHE_URL": "c"}, ["c"]),
+    ({"NEURON_CC_FLAGS": "--cache_dir=/x/y/", "NEURON_COMPILE_CACHE_URL": "file:///z"},
+     ["/x/y", "/z"]),
+    ({"NEURON_COMPILE_CACHE_URL": "s3://bucket/x"}, []),
+    ({"NEURON_COMPILE_CACHE_URL": "/"}, []), ({}, []),
+])
+def test_a_cache_of_neurons_is_found_below_the_jobs_folder(
+    tmp_path, monkeypatch, environ, folders
+):
+    monkeypatch.chdir(tmp_path)
+    assert compiling.neuron_caches(environ) == [str(tmp_path / one) for one in folders]
+
+
 def test_a_process_that_is_gone_or_another_users_says_nothing():
     gone = subprocess.Popen(["/bin/true"])
     gone.wait()

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 
+import msgspec
 import pytest
 from waiting import wait_for
 
+from holdfast.agent.core.detect.ranks.ended import cause_of
+from holdfast.agent.core.model import Ended, RankView
 from holdfast.worker import page as pages
+from holdfast.worker.launcher import forking
 from holdfast.worker.launcher.process import StartCommand
 from holdfast.worker.rank import snapshot
 
@@ -62,6 +66,36 @@ def test_the_code_that_a_rank_left_on_its_page_is_its_end(trainer, outcome, code
     trainer.lose(process)  # by a signal, behind its word
     assert (process.ended["outcome"], process.ended["code"], process.ended["signal"]) == (
         outcome, code, 0)
+
+
+@pytest.mark.parametrize(("words", "code", "final", "says"), [
+    (("--no-python", "./no-such"), 127, True, "holdfast: ./no-such: No such file"),
+    (("-m", "no_such"), 1, True, "ImportError: No module named no_such\n"),
+    (("-m", "folder"), 1, True, "'folder' is a package and cannot be directly executed"),
+    (("-m", "half"), 1, True, "SyntaxError: "), (("half.py",), 1, True, "SyntaxError: "),
+    (("folder",), 1, True, "ImportError: can't find '__main__' module in 'folder'"),
+    # Its own word, whatever it says: the next start may end otherwise.
+    (("-m", "says"), 1, False, "No module named no_such\n"),
+    (("says.py",), 1, False, "No module named no_such\n"),
+])
+def test_what_cannot_be_found_or_compiled_is_told_from_a_scripts_own_end(
+    launchers, tmp_path, monkeypatch, words, code, final, says
+):
+    """Of real ranks, judged by the core: what is final is not started again before it trained."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "half.py").write_text("def (\n")
+    (tmp_path / "says.py").write_text("import sys\nsys.exit('No module named no_such')\n")
+    (tmp_path / "torch.py").touch()  # where a rank that failed looks for its collectives: in none
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder/__init__.py").touch()
+    one = launchers("run", *words)
+    monkeypatch.setattr(forking, "fork_rank", forking.spawn_rank)
+    one.ranks.begin(command(1))
+    (process,) = wait_for(one.ranks.reap)
+    ended = msgspec.convert(process.ended, Ended)
+    cause = cause_of(RankView(0, "a", 1, 1, "ended", ended=ended), 0, ())
+    assert (cause.code, cause.final) == (code, final), cause
+    assert says in (tmp_path / "rank-0/stderr.log").read_text()
 
 
 def test_how_long_a_start_takes_is_known_with_the_first_step_and_stays(trainer):

@@ -136,7 +136,7 @@ def cause_of(rank: RankView, cascades: int, oom_pids: tuple[int, ...]) -> Cause:
     who = rank.who
     base = Cause(
         fault="rank_exited", generation=rank.generation, reason="", rank=rank.rank, node=rank.node,
-        pid=rank.pid, code=ended.code or 1, error=ended.error, step=rank.step if rank.page else -1,
+        pid=rank.pid, code=ended.code or 1, error=ended.error, step=rank.known_step,
         boot_s=ended.boot_s, evidence=_evidence(rank, ended, cascades), place=rank.place,
     )
     replace = msgspec.structs.replace
@@ -185,9 +185,13 @@ def oom_pids(events: tuple[Event, ...], pids: tuple[int, ...]) -> list[int]:
     return [event.pid for event in events if event.fault == OUT_OF_MEMORY and event.pid in pids]
 
 
+def step_words(rank: RankView) -> str:
+    """A rank's step, in a row of evidence."""
+    return str(rank.step) if rank.page else "unknown"
+
+
 def _evidence(rank: RankView, ended: Ended, cascades: int) -> tuple[tuple[str, str], ...]:
-    step = str(rank.step) if rank.page else "unknown"
-    rows = [("exit", f"code {ended.code}, signal {ended.signal}"), ("step", step)]
+    rows = [("exit", f"code {ended.code}, signal {ended.signal}"), ("step", step_words(rank))]
     if ended.outcome:
         rows.append(("outcome", ended.outcome))
     if ended.error:

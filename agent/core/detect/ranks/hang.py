@@ -16,7 +16,7 @@ from ...series.wait_history import History
 from .. import detector
 from . import limits
 from .collective import proofs
-from .ended import Cause, failed_ranks
+from .ended import Cause, failed_ranks, step_words
 
 DETECTOR = "hang"
 STALE_BEAT_S = 1.5  # the ticker beats at 10 Hz: fifteen beats missing
@@ -274,7 +274,7 @@ def _unnamed(
     cause = Cause(
         fault=fault, generation=ranks[0].generation, detector=DETECTOR, evidence=tuple(rows),
         reason=f"culprit unknown: {who} still {why}; {tail}",
-        step=max(r.step for r in ranks), confidence=0.5, severity=FATAL if act else WARN,
+        step=max(r.known_step for r in ranks), confidence=0.5, severity=FATAL if act else WARN,
         among=tuple(sorted({r.node for r in ranks})) if fault == "rank_hung" else ())
     return Finding(cause, act)
 
@@ -282,7 +282,7 @@ def _unnamed(
 def _finding(rank: RankView, fault: str, reason: str, act: bool, proof: bool = False) -> Finding:
     cause = Cause(
         fault=fault, generation=rank.generation, reason=reason, rank=rank.rank, node=rank.node,
-        pid=rank.pid, place=rank.place, step=rank.step, error=rank.where, detector=DETECTOR,
+        pid=rank.pid, place=rank.place, step=rank.known_step, error=rank.where, detector=DETECTOR,
         confidence=1.0 if proof else 0.8, severity=FATAL if act else WARN,
         evidence=(*_rows(rank), *((("where", rank.where),) if rank.where else ())))
     return Finding(cause, act, proof)
@@ -290,7 +290,7 @@ def _finding(rank: RankView, fault: str, reason: str, act: bool, proof: bool = F
 
 def _rows(rank: RankView) -> tuple[tuple[str, str], ...]:
     rows = [
-        ("phase", rank.phase), ("step", str(rank.step)),
+        ("phase", rank.phase), ("step", step_words(rank)),
         ("process", f"state {rank.proc_state}, {'active' if rank.active else 'no activity'}"),
         ("still", f"{rank.still_s:.2f} s, last beat {rank.beat_age_s:.2f} s ago")]
     if rank.seq:
