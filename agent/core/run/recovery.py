@@ -164,7 +164,7 @@ class Recoveries:
         if policy.made_progress(plan, life.steps, max(own, default=None)):
             return policy.cleared(policy.give_back(plan.spent, plan))
         if life.lasted:
-            # Redone from where nobody sees: enough to be no loop, and no proof that it came further.
+            # Redone from where nobody sees: enough to be no loop, no proof that it came further.
             return policy.cleared(policy.give_back(plan.spent, plan, (policy.RESTARTS,)))
         return policy.cleared(plan.spent) if life.moved else plan.spent
 
