@@ -57,7 +57,7 @@ from .run.alerts import is_of_run
 from .run.case import RunCase
 from .run.operator import born
 from .run.stage import Stage
-from .run.state import Context, RunState
+from .run.state import Context, RunState, Suspension
 from .series.gradient_pace import GradientPace
 
 TICK_S = 1.0
@@ -150,6 +150,11 @@ class Node:
     def paces(self) -> dict[str, GradientPace]:
         """Run -> how long its ranks wait for the sums of their gradients."""
         return {run: case.state.history.gradients for run, case in sorted(self.cases.items())}
+
+    def suspended(self) -> dict[str, Suspension]:
+        """Run -> since when it is stopped from outside, and why that is believed."""
+        return {run: found for run, case in sorted(self.cases.items())
+                if (found := case.state.suspects.suspension) is not None}
 
     def paused_until(self) -> dict[str, float]:
         """Subject of each pause that ends by itself -> when, by the wall clock."""

@@ -17,12 +17,13 @@ from typing import Any
 import msgspec
 
 from ..checks import table
+from ..core.detect.ranks import known_causes
 from ..core.detect.ranks.hang import DETECTOR as HANG
 from ..core.detect.ranks.live_logs import FAULT as LOG_ROOT
 from ..core.model import FLEET, Incident, RankView, RunView, Verdict, node_subject, run_subject
 from ..core.run.plan import is_leader
 from ..core.run.stage import Stage
-from ..core.run.state import NOTHING
+from ..core.run.state import NOTHING, Suspension
 from ..core.series import gradient_pace
 from ..daemon.state import AgentState
 from ..history.job_log import money
@@ -45,6 +46,7 @@ DOING = {
 }
 # What an evidence child saw -> the words for it; with the rank before it where none is blamed.
 SEEN_OF_RANK = {"where": "at", "waits for": "waits for"}
+GO_ON = "fg in its terminal, or resume the job; nothing where that is meant"
 STOPS = ("crash_loop", "budget_spent")
 NEEDS_A_PERSON = (*STOPS, "journal_stalled", "agent_config_bad")
 
@@ -292,6 +294,14 @@ def _run(state: AgentState, view: RunView, verdicts: tuple[Verdict, ...]) -> dic
     if rows:
         whole = fleet.trains(rows, fleet.plan_of(state, view.run)) and not faulty
         is_training = whole and (is_training or not running)
+    suspension = state.snapshot.suspended.get(view.run) if stage == Stage.SUSPENDED else None
+    doing = _doing(view, running, phase, faulty)
+    if stage == Stage.WAITING:
+        doing = waiting(view, reason, state.snapshot.now.boot_s)
+    elif suspension is not None and _trains_on(view, running):
+        doing += f"; {suspension.why}, and no fault is answered"
+    elif suspension is not None:
+        is_training, doing = False, suspended(suspension, state.snapshot.now.boot_s)
     return {
         "run": view.run,
         "grade": view.grade,
@@ -303,9 +313,9 @@ def _run(state: AgentState, view: RunView, verdicts: tuple[Verdict, ...]) -> dic
         "training": is_training,
         "suspicion": _suspicion(state, view, verdicts),
         "stage": str(stage),
-        "doing": waiting(view, reason, state.snapshot.now.boot_s) if stage == Stage.WAITING
-        else _doing(view, running, phase, faulty),
-        "need": _need(state, view, paused) or books.lateness(rates) or "nothing",
+        "doing": doing,
+        "need": (GO_ON if suspension is not None else _need(state, view, paused)
+                 or books.lateness(rates) or "nothing"),
         "reason": reason,
         "step": min(steps) if steps else _last_step(view),
         "loss": books.loss(session, running),
@@ -386,6 +396,18 @@ def waiting(view: RunView, reason: str, now_s: float) -> str:
     since = f" for {max(0.0, now_s - ended_s):.0f} s" if ended_s > 0.0 else ""
     why = reason if reason not in ("", NOTHING) else "other nodes have its ranks"
     return f"waiting for the cluster{since}: {why}"
+
+
+def suspended(found: Suspension, now_s: float) -> str:
+    """The same of a run that is stopped from outside: since when, by whom perhaps, and why that
+    is believed."""
+    return (f"suspended for {max(0.0, now_s - found.since_boot_s):.0f} s (scheduler, Ctrl-Z, "
+            f"freezer): {found.why}")
+
+
+def _trains_on(view: RunView, running: list[RankView]) -> bool:
+    """Whether the launcher here is all that is stopped."""
+    return view.suspended and not all(map(known_causes.stands_still, running))
 
 
 def _doing(view: RunView, running: list[RankView], phase: str, faulty: bool) -> str:

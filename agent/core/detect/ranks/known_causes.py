@@ -23,6 +23,7 @@ from ...model import (
     subject_of,
 )
 
+FROZEN_BEAT_S = 1.0  # without a beat; ten a second are usual
 SAME_STOP_S = 1.0  # ranks that were stopped this close together were stopped by one hand
 MOUNT = ("mount_hung", "mount_failed")
 FULL = ("disk_space_low", "filesystem_readonly")
@@ -47,6 +48,11 @@ class Wait(NamedTuple):
     wchan: str = ""  # kernel function
     path: str = ""  # file that the call is about
     open: tuple[str, ...] = ()  # folders in which it has files open
+
+
+def stands_still(rank: RankView) -> bool:
+    """Whether it is stopped, or frozen: whatever else a rank waits in, its ticker beats."""
+    return rank.proc_state == "T" and not rank.traced or rank.beat_age_s > FROZEN_BEAT_S
 
 
 def suspended(view: RunView, ranks: Iterable[RankView]) -> str:
