@@ -238,6 +238,7 @@ class Beat(Value, frozen=True):
     shutdown: str = ""
     held: str = ""  # why that node's own gate gives this run no rank there now; "" = it passed
     node_rank: int = -1
+    suspended: bool = False  # a release that does not say it is taken to go on
     compiling: str = ""  # a release that does not say it is taken to compile nothing ...
     conditions: tuple[Condition, ...] = ()  # ... and to be well: then its ranks' limits are usual
 

@@ -93,7 +93,9 @@ class Causes:
         nothing.  Of a run that ends, or whose launcher is not here, it is not asked."""
         suspects, ends_now = self.state.suspects, self._ends(ctx)
         asked = ctx.view.connected and not ends_now
-        why = known_causes.suspended(ctx.view, ranks) if asked else ""
+        launchers = members.stopped_launchers(
+            ctx.view, ctx.observed.beats, ctx.observed.store, ctx.now, ctx.settings)
+        why = known_causes.suspended(ctx.view, ranks, launchers) if asked else ""
         if why:
             was, now_s = suspects.suspension, ctx.now.boot_s
             self.state.suspects = replace(suspects, suspended_boot_s=now_s, suspension=Suspension(
