@@ -388,6 +388,7 @@ class Daemon:
             store=self.store.view(),
             outcomes=self.performer.outcomes(listed, now_s),
             requests=self.operators.pending(state.snapshot.decision.answers),
+            orphans=self.operators.orphans(),
             alerts=self.operators.alerts.pending(state.snapshot.decision.answers),
             firing=self.operators.alerts.firing(),
             journal_stalled=bool(self._disk_problem()) or self.journal.stalled,

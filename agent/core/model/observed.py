@@ -265,6 +265,7 @@ class Observed(Value, frozen=True):
     store: StoreView = StoreView(up=False)
     outcomes: tuple[EffectOutcome, ...] = ()
     requests: tuple[Request, ...] = ()
+    orphans: tuple[Request, ...] = ()  # that an earlier life of this agent took, and did not answer
     journal_stalled: bool = False
     gate: Gate = Gate()
     alerts: tuple[Alert, ...] = ()  # from outside, firing, and not settled yet
