@@ -49,7 +49,7 @@ class EndedRun(NamedTuple):
             runs.setdefault(run, {})[category] = seconds
         categories = {name: seconds for name, seconds in ledger.node_rows() if seconds}
         return {"categories": categories, "wall_s": sum(categories.values()), "runs": runs,
-                "attempts": len(self.past.attempts)}
+                "attempts": {run: len(self.past.attempts) for run in runs}}
 
 
 def _settled(one: Asked) -> Asked:

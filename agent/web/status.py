@@ -26,7 +26,7 @@ from ..core.run.stage import Stage
 from ..core.run.state import NOTHING, Suspension
 from ..core.series import gradient_pace
 from ..daemon.state import AgentState
-from ..history.job_log import money
+from ..history.job_log import Attempts, attempt_at, money
 from ..launchers import log_child
 from ..system import procfs
 from ..system.version import VERSION
@@ -57,6 +57,7 @@ def status(state: AgentState) -> dict[str, Any]:
     decision = snapshot.decision
     incidents = [incident for incident in state.incident_log.incidents.values()
                  if incident.state in OPEN]
+    attempts = state.jobs.attempts()
     return {
         "node": state.name,
         "version": VERSION,
@@ -88,7 +89,7 @@ def status(state: AgentState) -> dict[str, Any]:
         "collectors": collectors(state),
         "devices": _devices(state),
         "runs": [_run(state, view, decision.verdicts) for view in snapshot.observed.runs],
-        "incidents": [reviewed(state, incident) for incident in reversed(incidents)],
+        "incidents": [reviewed(state, incident, attempts) for incident in reversed(incidents)],
         "faults": [msgspec.to_builtins(verdict) for verdict in decision.verdicts],
     }
 
@@ -100,12 +101,16 @@ def incidents(state: AgentState, everything: bool) -> list[dict[str, Any]]:
     if not everything:
         newest_first = [incident for place, incident in enumerate(newest_first)
                         if place < INCIDENTS_SHOWN or incident.state in OPEN]
-    return [reviewed(state, incident) for incident in newest_first]
+    attempts = state.jobs.attempts()
+    return [reviewed(state, incident, attempts) for incident in newest_first]
 
 
-def reviewed(state: AgentState, incident: Incident) -> dict[str, Any]:
-    """An incident with what people said of it."""
+def reviewed(state: AgentState, incident: Incident, attempts: Attempts) -> dict[str, Any]:
+    """An incident with what people said of it, and in which attempt of its run here it opened."""
     told: dict[str, Any] = msgspec.to_builtins(incident)
+    attempt = attempt_at(incident.run, incident.opened_wall_s, attempts)
+    if attempt is not None:
+        told["attempt"] = attempt
     review = state.incident_log.reviews.get(incident.id)
     if review is not None:
         told["review"] = {name: value for name, value in review._asdict().items()
@@ -134,7 +139,8 @@ def checks_named(state: AgentState, names: object) -> tuple[str, ...]:
 
 
 def ledger(state: AgentState) -> dict[str, Any]:
-    """GET /api/v1/ledger: settled seconds by category, of the node and of each run."""
+    """GET /api/v1/ledger: settled seconds by category, of the node and of each run, with how many
+    attempts under its name those of a run are of."""
     decision, cost = state.snapshot.decision, state.config.cost
     total_s = sum(seconds for _, seconds in decision.ledger)
     runs: dict[str, dict[str, float]] = {}
@@ -146,6 +152,8 @@ def ledger(state: AgentState) -> dict[str, Any]:
         "cost": money(cost.node_hour, cost.currency, dict(decision.ledger)),
         "since_wall_s": state.snapshot.now.wall_s - total_s,
         "runs": runs,
+        "attempts": {run: max(number for _, number in known)
+                     for run, known in state.jobs.attempts().items() if run in runs},
     }
 
 

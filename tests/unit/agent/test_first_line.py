@@ -16,6 +16,7 @@ from holdfast.agent.config.load import load
 from holdfast.agent.core.model import EffectOutcome, TakeEvidence
 from holdfast.agent.daemon.state import AgentState, Snapshot
 from holdfast.agent.history.incident_log import IncidentLog
+from holdfast.agent.history.job_log import JobLog
 from holdfast.agent.web.status import status
 
 from ..core.driver import Lab
@@ -37,6 +38,7 @@ class Screen:
             is_private=False)
         self.state.incident_log = IncidentLog(())
         self.state.counters = {}
+        self.state.jobs = JobLog()
         self.state.launchers = SimpleNamespace(session=lambda run: None)  # type: ignore[assignment]
 
     def first_line(self) -> str:
