@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
+from ..core.node import NOT_DONE
 from ..history import past_runs
+from ..history.journal import WAITING, Asked
 from ..store.base import StoreError
 from .client import owned, state_folder
 from .text import Failure
@@ -34,7 +36,7 @@ class EndedRun(NamedTuple):
         if route == "/api/v1/refusals":
             return [one._asdict() for one in reversed(self.past.refused)]
         if route == "/api/v1/requests":
-            return [one._asdict() for one in reversed(self.past.asked)]
+            return [_settled(one)._asdict() for one in reversed(self.past.asked)]
         listed = [past_runs.as_json(one, self.past.attempts) for one in self.past.incidents]
         if not route.startswith(ONE):
             return listed
@@ -47,7 +49,12 @@ class EndedRun(NamedTuple):
             runs.setdefault(run, {})[category] = seconds
         categories = {name: seconds for name, seconds in ledger.node_rows() if seconds}
         return {"categories": categories, "wall_s": sum(categories.values()), "runs": runs,
-                "attempts": len(self.past.attempts)}
+                "attempts": {run: len(self.past.attempts) for run in runs}}
+
+
+def _settled(one: Asked) -> Asked:
+    """A request as it stands for good: no agent is left that could carry it out."""
+    return one if one.state != WAITING else one._replace(state="refused", text=NOT_DONE)
 
 
 def ended_run(

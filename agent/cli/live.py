@@ -14,7 +14,7 @@ from urllib.parse import quote
 from . import report
 from .client import Agent, Answering, asking, choose, reach
 from .ended import ended_run
-from .text import Failure, line, show
+from .text import Failure, Line, line, show
 from .text import print_json as print_json
 
 Found = list[tuple[Answering, dict[str, Any]]]
@@ -146,17 +146,41 @@ def incidents(options: argparse.Namespace) -> int:
     if options.json:
         print_json(listed)
         return 0
-    attempts = sorted({one.get("attempt", 1) for one in listed}, reverse=True)
-    for attempt in attempts if len(attempts) > 1 else ():
-        show([line(f"attempt {attempt}")])
-        show([*report.incidents([one for one in listed if one.get("attempt", 1) == attempt],
-                                options.would_have), ()])
-    if len(attempts) <= 1:
+    if options.run:
+        show(_by_attempt(listed, options.would_have))
+    else:
         show(report.incidents(listed, options.would_have))
+        show(line(f"of several attempts under one name: holdfast incidents --run {run}")
+             for run in _tried_again(listed))
     show(report.words(others))
     if listed:
         show([(), line("one of them, whole: holdfast incidents ID")])
     return 0
+
+
+def _by_attempt(listed: list[dict[str, Any]], would_have: bool) -> list[Line]:
+    """The incidents of one run, each attempt's under its number where there are several."""
+    if not _tried_again(listed):
+        return report.incidents(listed, would_have)
+    groups: dict[tuple[int, str], list[dict[str, Any]]] = {}
+    for one in listed:
+        groups.setdefault((one.get("attempt", 1), one.get("node", "")), []).append(one)
+    lines: list[Line] = []
+    for attempt, node in sorted(groups, key=lambda key: (-key[0], key[1])):
+        lines += [line(f"attempt {attempt}{f' of {node}' if node else ''}"),
+                  *report.incidents(groups[attempt, node], would_have), ()]
+    return lines
+
+
+def _tried_again(listed: list[dict[str, Any]]) -> list[str]:
+    """The runs whose incidents are of several attempts.  Each node counts for itself: it may have
+    come to a run later."""
+    tries: dict[tuple[str, str], set[int]] = {}
+    for one in listed:
+        if one.get("run"):
+            key = one["run"], one.get("node", "")
+            tries.setdefault(key, set()).add(one.get("attempt", 1))
+    return sorted({run for (run, _), numbers in tries.items() if len(numbers) > 1})
 
 
 def _merged(*lists: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -225,8 +249,7 @@ def ledger(options: argparse.Namespace) -> int:
         if options.run and options.run not in one.get("runs", {}):
             raise Failure(f"the ledger of {node} does not know run {options.run!r} yet")
         show(report.ledger(one, options.run))
-        if one.get("attempts", 1) > 1:
-            show([line(f"over {one['attempts']} attempts under this name")])
+        show(report.attempts(one, options.run))
     if len(answers) > 1 and not options.run:
         show([(), line(f"all {len(answers)} nodes")])
         show(report.ledger(report.together(list(answers.values()))))

@@ -392,7 +392,8 @@ def incident(one: Json) -> list[Line]:
              f"  {one['id']}, {state}"),
         *field("reason", one["reason"]),
         *field("culprit", one["culprit"] or "none"),
-        *field("run", f"{one['run'] or 'none'}, generation {one['generation']}"),
+        *field("run", f"{one['run'] or 'none'}, generation {one['generation']}"
+               + (f", attempt {one['attempt']}" if one.get("attempt") else "")),
         *field("cost", cost(one)), *phases(one),
     ]
     if one.get("would_have"):
@@ -512,6 +513,14 @@ def ledger(answer: Json, run: str | None = None) -> list[Line]:
         *([line(f"cost      {price['all']:,.2f} {price['currency']}, of which "
                 f"{price['lost']:,.2f} brought no training")] if price else []),
     ]
+
+
+def attempts(answer: Json, run: str | None = None) -> list[Line]:
+    """How many attempts under a run's name its seconds are of, where it is more than one."""
+    several = {name: number for name, number in sorted(answer.get("attempts", {}).items())
+               if number > 1 and run in (None, name)}
+    return [line(f"{f'{name}: ' * (run is None)}over {number} attempts under this name: holdfast "
+                 "jobs tells them apart") for name, number in several.items()]
 
 
 # ------------------------------------------------------------------------------------------ jobs

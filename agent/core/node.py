@@ -44,7 +44,7 @@ from .model import (
     subject_of,
 )
 from .nodes import check_reports, exclusions, fleet_baseline, kernel_incidents, stale_locks
-from .nodes.alert_actions import AlertMemory, NodeAlerts
+from .nodes.alert_actions import LOST, AlertMemory, NodeAlerts
 from .nodes.check_runs import CheckMemory, CheckRuns
 from .nodes.condition_incidents import ConditionIncidents, ConditionMemory
 from .nodes.exclusions import Exclusions
@@ -57,7 +57,7 @@ from .run.alerts import is_of_run
 from .run.case import RunCase
 from .run.operator import born
 from .run.stage import Stage
-from .run.state import Context, RunState
+from .run.state import Context, RunState, Suspension
 from .series.gradient_pace import GradientPace
 
 TICK_S = 1.0
@@ -70,6 +70,7 @@ NOBODY_NAMED = "shown: where the kernel's line names no rank's process, nobody i
 OWN_CODE = "; or with the script's own code, where it ended with one"
 PAUSED = "paused by an operator: shown, and nothing done"
 ASKED = "asked for by an operator"
+NOT_DONE = "the agent ended before it was carried out: ask again"
 
 
 class NodeMemory(msgspec.Struct):
@@ -151,6 +152,11 @@ class Node:
     def paces(self) -> dict[str, GradientPace]:
         """Run -> how long its ranks wait for the sums of their gradients."""
         return {run: case.state.history.gradients for run, case in sorted(self.cases.items())}
+
+    def suspended(self) -> dict[str, Suspension]:
+        """Run -> since when it is stopped from outside, and why that is believed."""
+        return {run: found for run, case in sorted(self.cases.items())
+                if (found := case.state.suspects.suspension) is not None}
 
     def paused_until(self) -> dict[str, float]:
         """Subject of each pause that ends by itself -> when, by the wall clock."""
@@ -372,6 +378,8 @@ class Node:
         observed = whole.observed
         found = [answer for request in sorted(observed.requests, key=lambda r: r.id)
                  if (answer := self._answer(request, observed)) is not None]
+        found += [answer for request in observed.orphans
+                  if (answer := self._answer_orphan(whole.now, request, observed)) is not None]
         for request in self.alerts.asked():
             made = self._excluded(request, observed) if self._is_of_fleet(request) else (
                 self.alerts.answer(whole, request))
@@ -394,6 +402,11 @@ class Node:
         case = self.cases.get(run)
         if run and (case is None or run not in shown):
             return Answer(request.id, False, f"no launcher of {run} is connected here")
+        return self._came_of(request, observed, case, run in shown)
+
+    def _came_of(
+        self, request: Request, observed: Observed, case: RunCase | None, shown: bool
+    ) -> Answer | None:
         if request.subject == FLEET:
             return self.fleet_pause.answer(request)
         if self._is_of_fleet(request):
@@ -401,8 +414,27 @@ class Node:
         if request.action == actions.RUN_CHECK:
             return self.checks.answers.get(request.id)
         if case is not None and request.action == actions.RESTART_RANKS:
-            return case.operator.answer(request.id, run in shown)
+            return case.operator.answer(request.id, shown)
         return Answer(request.id, True, f"{request.action}: taken")
+
+    def _answer_orphan(self, now: Now, request: Request, observed: Observed) -> Answer | None:
+        """To a request that an earlier life of this agent took.  It is never begun here: what that
+        life began is in its memory and goes on, and of all else it is said that it was not done."""
+        id, run, alerts = request.id, subject_of(request.subject).run, self.kept.alerts
+        if not observed.store.up or id in alerts.asked or id in {one.id for one in observed.alerts}:
+            return None  # an alert's request is made again by itself
+        case, restarts = self.cases.get(run), request.action == actions.RESTART_RANKS
+        # What is no action of the core's a launcher was asked for, and may have done.
+        not_done = Answer(id, False, NOT_DONE if request.action in actions.ACTIONS else LOST)
+        if id not in self.kept.handled or run and case is None:
+            return alerts.answers.get(id, not_done)
+        shown = any(view.run == run and view.connected for view in observed.runs)
+        if restarts and not shown and now.boot_s - self.since_boot_s < ABSENT_S:
+            return None  # its launcher comes back, and what was planned is read again
+        if request.action == actions.RUN_CHECK:
+            return not_done  # its round ended with the agent
+        answer = self._came_of(request, observed, case, shown)
+        return not_done if restarts and answer is not None and not answer.ok else answer
 
     def _goes_on(self, observed: Observed, run: str) -> bool:
         """Whether others answer for this run: over nodes its document is in force without it."""

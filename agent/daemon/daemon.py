@@ -30,6 +30,7 @@ from ..config.load import ConfigError, Loaded
 from ..config.runbooks import load_in_force
 from ..core.model import Decision, Now, Observed, Readings, Runbook, Settings, run_subject
 from ..core.nodes.labels import NodeLabels
+from ..core.run.state import Suspension
 from ..core.series.gradient_pace import GradientPace
 from ..history.audit import Audit
 from ..history.incident_log import NODE, IncidentLog
@@ -90,6 +91,8 @@ class Node(Protocol):
     def endings(self) -> dict[str, tuple[int, str]]: ...
 
     def paused_until(self) -> dict[str, float]: ...
+
+    def suspended(self) -> dict[str, Suspension]: ...
 
     def configure(self, settings: Settings, runbooks: Mapping[str, Runbook]) -> None: ...
 
@@ -385,6 +388,7 @@ class Daemon:
             store=self.store.view(),
             outcomes=self.performer.outcomes(listed, now_s),
             requests=self.operators.pending(state.snapshot.decision.answers),
+            orphans=self.operators.orphans(),
             alerts=self.operators.alerts.pending(state.snapshot.decision.answers),
             firing=self.operators.alerts.firing(),
             journal_stalled=bool(self._disk_problem()) or self.journal.stalled,
@@ -403,7 +407,8 @@ class Daemon:
         if own:
             decision = msgspec.structs.replace(decision, verdicts=decision.verdicts + own)
         state.snapshot = Snapshot(state.steps, now, observed, decision,
-                                  self.node.paused_until(), self.node.stages(), self.node.paces())
+                                  self.node.paused_until(), self.node.stages(), self.node.paces(),
+                                  self.node.suspended())
         self._follow(decision, now_s)
         return decision
 

@@ -34,6 +34,10 @@ class Operators:
         self._order, self._on_request, self.alerts = order, on_request, alerts
         self._record = record
         self._asked = {one.id: one for one in known}  # newest last
+        self._orphans = tuple(
+            Request(one.id, one.action, one.subject, one.reason, by=one.by,
+                    until_wall_s=one.until_wall_s)
+            for one in self._asked.values() if one.state == WAITING)
         self._requests: dict[str, Request] = {}
         self._answers: dict[str, Answer] = {}  # newest last
         self._orders: dict[str, asyncio.Future[protocol.Outcome]] = {}
@@ -72,10 +76,17 @@ class Operators:
                 self._answers[answer.id] = answer
                 self._settle(answer)
             elif answer.id in self._asked and self._asked[answer.id].state == WAITING:
-                self._settle(answer)  # what an alert became; the alert itself is settled elsewhere
+                # An earlier life's, or what an alert became; the alert is settled elsewhere.
+                self._settle(answer)
         for old in list(self._answers)[:-ANSWERS_MAX]:
             del self._answers[old]
         return tuple(self._requests.values())
+
+    def orphans(self) -> tuple[Request, ...]:
+        """What an earlier life took and did not answer, until the core has."""
+        self._orphans = tuple(one for one in self._orphans
+                              if one.id in self._asked and self._asked[one.id].state == WAITING)
+        return self._orphans
 
     def _settle(self, answer: Answer) -> None:
         answered = Answered(answer.id, answer.ok, answer.text, time.time())
@@ -93,9 +104,10 @@ class Operators:
         if id in self._requests:
             return {"id": id, "state": "waiting", "text": ""}
         found = self._answers.get(id)
-        if found is None:
-            return None
-        return {"id": id, "state": "done" if found.ok else "refused", "text": found.text}
+        if found is not None:
+            return {"id": id, "state": "done" if found.ok else "refused", "text": found.text}
+        asked = self._asked.get(id)  # in an earlier life, too
+        return {"id": id, "state": asked.state, "text": asked.text} if asked is not None else None
 
     async def direct(
         self, request: Request, fields: dict[str, object], limit_s: float

@@ -188,7 +188,7 @@ class OtherNodes:
             return {"answer": status.ledger(state), "owners": {}}
         if what == INCIDENT:
             one = state.incident_log.incidents.get(id)
-            found = [status.reviewed(state, one)] if one is not None else []
+            found = [status.reviewed(state, one, state.jobs.attempts())] if one else []
         else:
             found = _fitting(status.incidents(state, everything=False))
         owners = {one["id"]: state.incident_log.owner(one["id"]) for one in found}

@@ -19,6 +19,7 @@ from ..config.load import Loaded
 from ..config.settings import Config
 from ..core.checks.verdict import CheckVerdict
 from ..core.model import Commit, Decision, Now, Observed, Runbook
+from ..core.run.state import Suspension
 from ..core.series.gradient_pace import GradientPace
 from ..history.audit import Audit
 from ..history.incident_log import IncidentLog
@@ -47,6 +48,7 @@ class Snapshot(NamedTuple):
     paused_until: Mapping[str, float] = {}  # subject -> wall_s at which a pause ends by itself
     stages: Mapping[str, str] = {}  # run -> what it is doing, see core/run/stage.py
     paces: Mapping[str, GradientPace] = {}  # run -> how long its ranks wait for their gradients
+    suspended: Mapping[str, Suspension] = {}  # run that is stopped from outside -> since when, why
 
 
 class AgentState:

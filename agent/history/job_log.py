@@ -7,7 +7,7 @@ the categories are the ledger's, the outcome is the core's word or the launcher'
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -29,6 +29,9 @@ RUNNING, LOST = "running", "lost"
 GONE = "its launcher is gone"
 OUTCOMES = {exits.DONE: "done", exits.RETRY: "retry", exits.BUDGET_SPENT: "budget_spent",
             exits.CONFIGURATION: "configuration"}
+
+
+Attempts = Mapping[str, Sequence[tuple[float, int]]]  # run -> (wall_s of its begin, its number)
 
 
 class Job(msgspec.Struct):
@@ -110,6 +113,13 @@ class JobLog:
         while len(self.jobs) > JOBS_MAX:
             self.jobs.popitem(last=False)
         return records
+
+    def attempts(self) -> Attempts:
+        """Of each run that is known, oldest first."""
+        found: dict[str, list[tuple[float, int]]] = {}
+        for job in self.jobs.values():
+            found.setdefault(job.run, []).append((job.begun_wall_s, job.attempt))
+        return found
 
     def lose(self, wall_s: float) -> list[JobRecord]:
         """Ends all that go on: their launchers were gone by then, and nobody looks again."""
@@ -209,6 +219,13 @@ def as_found(job: Job, boot_id: str, quiet_s: float) -> Job:
         return job
     return msgspec.structs.replace(job, outcome=LOST, reason=GONE, ended_wall_s=(
         job.begun_wall_s + sum(job.seconds.values())))
+
+
+def attempt_at(run: str, wall_s: float, attempts: Attempts) -> int | None:
+    """Which attempt of a run was the newest then; None where none of it is known."""
+    known = attempts.get(run, ())
+    return max((number for begun_wall_s, number in known if begun_wall_s <= wall_s),
+               default=known[0][1] if known else None)
 
 
 def money(node_hour: float, currency: str, seconds: dict[str, float]) -> dict[str, Any] | None:

@@ -66,10 +66,12 @@ class Listener(Protocol):
 
 
 def news_of(told: Told) -> tuple[object, ...]:
-    """What others must know at once; steps and times move by themselves."""
+    """What others must know at once; steps and times move by themselves.  Whoever leads acts on a
+    stopped rank within a second, unless it knows by then what else was stopped."""
     return (told.endpoints, told.known, *(
-        (one.run, one.generation, one.fatal, one.held, one.shutdown, len(one.commits),
-         *((rank.rank, rank.state, rank.generation) for rank in one.ranks))
+        (one.run, one.generation, one.fatal, one.held, one.shutdown, one.suspended,
+         len(one.commits),
+         *((rank.rank, rank.state, rank.generation, rank.proc_state == "T") for rank in one.ranks))
         for one in told.beats))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from ..core.detect.ranks import known_causes
 from ..core.model import Beat, Plan, RankView, RunView, run_subject
 from ..core.run.members import read_plan
 from ..daemon.state import AgentState
@@ -128,7 +129,11 @@ def _word(beat: Beat | None, here: bool) -> str:
         return "here"
     if beat is None:
         return "not heard of"
-    return "lost" if beat.lost else "heard"
+    if beat.lost:
+        return "lost"
+    live = [rank for rank in beat.ranks if rank.state in ("starting", "running")]
+    stands = beat.suspended and all(map(known_causes.stands_still, live))
+    return "suspended" if stands else "heard"
 
 
 def _rank(rank: RankView) -> dict[str, Any]:

@@ -343,7 +343,8 @@ class WebServer:
             found = fleet.as_read("incident", word, self._reader(request))
             return _json(msgspec.json.encode(found | {"node": word.node, "age_s": word.age_s}))
         (one,) = visibility.incidents(
-            [status.reviewed(self._state, incident)], self._reader(request))
+            [status.reviewed(self._state, incident, self._state.jobs.attempts())],
+            self._reader(request))
         return _json(msgspec.json.encode(one))
 
     async def _fleet(self, request: web.Request) -> web.Response:

@@ -17,15 +17,16 @@ from typing import Any
 import msgspec
 
 from ..checks import table
+from ..core.detect.ranks import known_causes
 from ..core.detect.ranks.hang import DETECTOR as HANG
 from ..core.detect.ranks.live_logs import FAULT as LOG_ROOT
 from ..core.model import FLEET, Incident, RankView, RunView, Verdict, node_subject, run_subject
 from ..core.run.plan import is_leader
 from ..core.run.stage import Stage
-from ..core.run.state import NOTHING
+from ..core.run.state import NOTHING, Suspension
 from ..core.series import gradient_pace
 from ..daemon.state import AgentState
-from ..history.job_log import money
+from ..history.job_log import Attempts, attempt_at, money
 from ..launchers import log_child
 from ..system import procfs
 from ..system.version import VERSION
@@ -45,6 +46,7 @@ DOING = {
 }
 # What an evidence child saw -> the words for it; with the rank before it where none is blamed.
 SEEN_OF_RANK = {"where": "at", "waits for": "waits for"}
+GO_ON = "fg in its terminal, or resume the job; nothing where that is meant"
 STOPS = ("crash_loop", "budget_spent")
 NEEDS_A_PERSON = (*STOPS, "journal_stalled", "agent_config_bad")
 
@@ -55,6 +57,7 @@ def status(state: AgentState) -> dict[str, Any]:
     decision = snapshot.decision
     incidents = [incident for incident in state.incident_log.incidents.values()
                  if incident.state in OPEN]
+    attempts = state.jobs.attempts()
     return {
         "node": state.name,
         "version": VERSION,
@@ -86,7 +89,7 @@ def status(state: AgentState) -> dict[str, Any]:
         "collectors": collectors(state),
         "devices": _devices(state),
         "runs": [_run(state, view, decision.verdicts) for view in snapshot.observed.runs],
-        "incidents": [reviewed(state, incident) for incident in reversed(incidents)],
+        "incidents": [reviewed(state, incident, attempts) for incident in reversed(incidents)],
         "faults": [msgspec.to_builtins(verdict) for verdict in decision.verdicts],
     }
 
@@ -98,12 +101,16 @@ def incidents(state: AgentState, everything: bool) -> list[dict[str, Any]]:
     if not everything:
         newest_first = [incident for place, incident in enumerate(newest_first)
                         if place < INCIDENTS_SHOWN or incident.state in OPEN]
-    return [reviewed(state, incident) for incident in newest_first]
+    attempts = state.jobs.attempts()
+    return [reviewed(state, incident, attempts) for incident in newest_first]
 
 
-def reviewed(state: AgentState, incident: Incident) -> dict[str, Any]:
-    """An incident with what people said of it."""
+def reviewed(state: AgentState, incident: Incident, attempts: Attempts) -> dict[str, Any]:
+    """An incident with what people said of it, and in which attempt of its run here it opened."""
     told: dict[str, Any] = msgspec.to_builtins(incident)
+    attempt = attempt_at(incident.run, incident.opened_wall_s, attempts)
+    if attempt is not None:
+        told["attempt"] = attempt
     review = state.incident_log.reviews.get(incident.id)
     if review is not None:
         told["review"] = {name: value for name, value in review._asdict().items()
@@ -132,7 +139,8 @@ def checks_named(state: AgentState, names: object) -> tuple[str, ...]:
 
 
 def ledger(state: AgentState) -> dict[str, Any]:
-    """GET /api/v1/ledger: settled seconds by category, of the node and of each run."""
+    """GET /api/v1/ledger: settled seconds by category, of the node and of each run, with how many
+    attempts under its name those of a run are of."""
     decision, cost = state.snapshot.decision, state.config.cost
     total_s = sum(seconds for _, seconds in decision.ledger)
     runs: dict[str, dict[str, float]] = {}
@@ -144,6 +152,8 @@ def ledger(state: AgentState) -> dict[str, Any]:
         "cost": money(cost.node_hour, cost.currency, dict(decision.ledger)),
         "since_wall_s": state.snapshot.now.wall_s - total_s,
         "runs": runs,
+        "attempts": {run: max(number for _, number in known)
+                     for run, known in state.jobs.attempts().items() if run in runs},
     }
 
 
@@ -292,6 +302,14 @@ def _run(state: AgentState, view: RunView, verdicts: tuple[Verdict, ...]) -> dic
     if rows:
         whole = fleet.trains(rows, fleet.plan_of(state, view.run)) and not faulty
         is_training = whole and (is_training or not running)
+    suspension = state.snapshot.suspended.get(view.run) if stage == Stage.SUSPENDED else None
+    doing = _doing(view, running, phase, faulty)
+    if stage == Stage.WAITING:
+        doing = waiting(view, reason, state.snapshot.now.boot_s)
+    elif suspension is not None and _trains_on(view, running):
+        doing += f"; {suspension.why}, and no fault is answered"
+    elif suspension is not None:
+        is_training, doing = False, suspended(suspension, state.snapshot.now.boot_s)
     return {
         "run": view.run,
         "grade": view.grade,
@@ -303,9 +321,9 @@ def _run(state: AgentState, view: RunView, verdicts: tuple[Verdict, ...]) -> dic
         "training": is_training,
         "suspicion": _suspicion(state, view, verdicts),
         "stage": str(stage),
-        "doing": waiting(view, reason, state.snapshot.now.boot_s) if stage == Stage.WAITING
-        else _doing(view, running, phase, faulty),
-        "need": _need(state, view, paused) or books.lateness(rates) or "nothing",
+        "doing": doing,
+        "need": (GO_ON if suspension is not None else _need(state, view, paused)
+                 or books.lateness(rates) or "nothing"),
         "reason": reason,
         "step": min(steps) if steps else _last_step(view),
         "loss": books.loss(session, running),
@@ -386,6 +404,18 @@ def waiting(view: RunView, reason: str, now_s: float) -> str:
     since = f" for {max(0.0, now_s - ended_s):.0f} s" if ended_s > 0.0 else ""
     why = reason if reason not in ("", NOTHING) else "other nodes have its ranks"
     return f"waiting for the cluster{since}: {why}"
+
+
+def suspended(found: Suspension, now_s: float) -> str:
+    """The same of a run that is stopped from outside: since when, by whom perhaps, and why that
+    is believed."""
+    return (f"suspended for {max(0.0, now_s - found.since_boot_s):.0f} s (scheduler, Ctrl-Z, "
+            f"freezer): {found.why}")
+
+
+def _trains_on(view: RunView, running: list[RankView]) -> bool:
+    """Whether the launcher here is all that is stopped."""
+    return view.suspended and not all(map(known_causes.stands_still, running))
 
 
 def _doing(view: RunView, running: list[RankView], phase: str, faulty: bool) -> str:

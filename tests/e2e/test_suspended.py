@@ -30,6 +30,8 @@ def test_a_suspended_run_goes_on_with_the_same_processes(runs: Runs, launcher: b
     began_s = time.monotonic()
     wait_for(lambda: time.monotonic() - began_s > 5.0)  # what is tested is that time passes
     step = wait_for(run.ranks)[1]["step"]
+    status = run.status()
+    assert not status["training"] and status["doing"].startswith("suspended for "), status
     for pid in stopped:
         os.kill(pid, signal.SIGCONT)
     run.at_step(step + 5)

@@ -243,6 +243,7 @@ class Beat(Value, frozen=True):
     shutdown: str = ""
     held: str = ""  # why that node's own gate gives this run no rank there now; "" = it passed
     node_rank: int = -1
+    suspended: bool = False  # a release that does not say it is taken to go on
     compiling: str = ""  # a release that does not say it is taken to compile nothing ...
     conditions: tuple[Condition, ...] = ()  # ... and to be well: then its ranks' limits are usual
 
@@ -269,6 +270,7 @@ class Observed(Value, frozen=True):
     store: StoreView = StoreView(up=False)
     outcomes: tuple[EffectOutcome, ...] = ()
     requests: tuple[Request, ...] = ()
+    orphans: tuple[Request, ...] = ()  # that an earlier life of this agent took, and did not answer
     journal_stalled: bool = False
     gate: Gate = Gate()
     alerts: tuple[Alert, ...] = ()  # from outside, firing, and not settled yet

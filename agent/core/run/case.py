@@ -98,7 +98,7 @@ class RunCase:
             return
         ranks = self._ranks(ctx, plan)
         self.causes.see_suspension(ctx, ranks)
-        if self.state.suspects.suspended:
+        if self.state.suspects.suspension is not None:
             self._name(ctx, plan)
             return
         if ctx.view.connected:
@@ -423,7 +423,7 @@ class RunCase:
         placed = current is not None and any(node == view.node for _, node in current.ranks)
         resumed = current.resume.step if current else 0
         earlier = now.earlier_step_boot_s > 0.0
-        idle = state.suspects.suspended and all(
+        idle = state.suspects.suspension is not None and all(
             r.proc_state == "T" or r.still_s > STILL_S for r in live)
         return ledger.category(ledger.Doing(
             connected=view.connected, live=bool(live), known=recovery is not None or parked,

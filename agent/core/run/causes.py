@@ -24,7 +24,7 @@ from . import alerts, members, policy, progress
 from .incidents import RunIncidents, Where, read_where
 from .operator import Operator
 from .recovery import Recoveries
-from .state import Context, RunState, Suspects
+from .state import Context, RunState, Suspects, Suspension
 
 THAW_S = 1.5  # after a suspension, until pages prove anything again
 EXPLAINED_S = 30.0  # after a known cause of a wait is gone: a server's clients take their time
@@ -94,14 +94,17 @@ class Causes:
         nothing.  Of a run that ends, or whose launcher is not here, it is not asked."""
         suspects, ends_now = self.state.suspects, self._ends(ctx)
         asked = ctx.view.connected and not ends_now
-        why = known_causes.suspended(ctx.view, ranks) if asked else ""
+        launchers = members.stopped_launchers(
+            ctx.view, ctx.observed.beats, ctx.observed.store, ctx.now, ctx.settings)
+        why = known_causes.suspended(ctx.view, ranks, launchers) if asked else ""
         if why:
-            self.state.suspects = replace(
-                suspects, suspended=True, suspended_boot_s=ctx.now.boot_s)
+            was, now_s = suspects.suspension, ctx.now.boot_s
+            self.state.suspects = replace(suspects, suspended_boot_s=now_s, suspension=Suspension(
+                was.since_boot_s if was is not None else now_s, why))
             self.seen.clear()
             ctx.reason = f"suspended: {why}; nothing is done until it goes on"
-        elif suspects.suspended:
-            self.state.suspects = replace(suspects, suspended=False)
+        elif suspects.suspension is not None:
+            self.state.suspects = replace(suspects, suspension=None)
         # For a moment after a suspension the pages still show ranks that stand still.
         if asked and ctx.now.boot_s - self.state.suspects.suspended_boot_s < THAW_S:
             ctx.frozen = True

@@ -200,6 +200,16 @@ def compiling(
     return tuple(one for one in said if one)
 
 
+def stopped_launchers(
+    view: RunView, beats: tuple[Beat, ...], store: StoreView, now: Now, settings: Settings
+) -> tuple[str, ...]:
+    """The other nodes whose launcher of this run stands still; not one that the run is to leave,
+    for its fault or by a person's word: nobody waits for that."""
+    return tuple(sorted(
+        b.node for b in _others(view, beats, now, settings) if b.suspended and not b.fatal
+        and not store.docs.decoded(node_subject(b.node), read_node).excluded))
+
+
 def conditions(
     view: RunView, own: tuple[Condition, ...], beats: tuple[Beat, ...], now: Now,
     settings: Settings,

@@ -43,7 +43,8 @@ def of_run(
         nproc=view.nproc, nnodes_min=view.nnodes_min, nnodes_max=view.nnodes_max, uid=view.uid,
         commits=tuple(commits[-COMMITS_MAX:]) if view.grade == TRAINER else (),
         snapshot=view.snapshot, checkpoint_dir=view.checkpoint_dir, shutdown=view.shutdown,
-        node_rank=view.node_rank, compiling=view.compiling[:COMPILING_MAX], conditions=conditions,
+        node_rank=view.node_rank, suspended=view.suspended,
+        compiling=view.compiling[:COMPILING_MAX], conditions=conditions,
     )
 
 

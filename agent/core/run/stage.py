@@ -43,7 +43,7 @@ def stage(state: RunState, seen: StageView) -> Stage:
         return Stage.ENDING
     if ending is not None and ending.code >= 0:
         return Stage.OVER if ending.left else Stage.ENDING
-    if state.suspects.suspended:
+    if state.suspects.suspension is not None:
         return Stage.SUSPENDED
     if may_start(state, seen):
         return Stage.STARTING

@@ -91,11 +91,18 @@ class Progress(Value, frozen=True):
     oom_pids: tuple[int, ...] = ()
 
 
+class Suspension(Value, frozen=True):
+    """The run is stopped from outside."""
+
+    since_boot_s: float
+    why: str
+
+
 class Suspects(Value, frozen=True):
     """What is being looked into before anything is a cause."""
 
     lonely_boot_s: float = 0.0  # since only consequences were seen
-    suspended: bool = False  # the run is stopped from outside, as of the last step
+    suspension: Suspension | None = None  # as of the last step
     suspended_boot_s: float = -1e9  # when that was so last
     explained_boot_s: float = -1e9  # when a known cause last explained its stillness
     waits: dict[str, Wait] = {}  # same key -> what it waits in

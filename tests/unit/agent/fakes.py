@@ -14,6 +14,7 @@ import msgspec
 from waiting import until
 
 from holdfast.agent.core.model import Decision, Effect, Incident, Now, Observed
+from holdfast.agent.core.run.state import Suspension
 from holdfast.agent.core.series.gradient_pace import GradientPace
 from holdfast.worker import page as page_module
 
@@ -54,6 +55,9 @@ class FakeNode:
         return {}
 
     def paused_until(self) -> dict[str, float]:
+        return {}
+
+    def suspended(self) -> dict[str, Suspension]:
         return {}
 
     def configure(self, settings, runbooks) -> None:

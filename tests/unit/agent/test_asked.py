@@ -13,8 +13,11 @@ import pytest
 from browsing import INCIDENT, browse
 from fakes import until
 
+from holdfast.agent.cli.ended import EndedRun
 from holdfast.agent.core.model import Runbook, Settings
 from holdfast.agent.core.node import Node
+from holdfast.agent.history import past_runs
+from holdfast.agent.history.journal import Asked, Journal
 
 
 def test_a_fault_on_purpose_goes_to_the_launcher(agent, tmp_path):
@@ -153,6 +156,47 @@ def test_a_pause_of_the_fleet_and_who_asked_for_it_outlive_the_agent(agent, tmp_
 
     asyncio.run(life(ask=True))
     asyncio.run(life(ask=False))
+
+
+def test_what_an_agent_took_and_did_not_answer_its_next_life_answers(
+    agent, tmp_path
+):
+    """Killed right after the 202: the core had not seen it, a launcher had perhaps."""
+    left = [Asked("op-1", "restart_ranks", "run/demo", "slow", "ann", 1.0),
+            Asked("op-2", "inject kill", "run/demo/rank/1", "game day", "bob", 2.0)]
+
+    async def lives() -> None:
+        async with agent() as (daemon, _):  # whose core answers nothing
+            daemon.journal.append(*left)
+        async with agent(node=Node("node-a", Settings(), {})) as (daemon, _):
+            await until(lambda: daemon.launchers.address)
+            connector = aiohttp.UnixConnector(str(tmp_path / "run" / "api.sock"))
+            async with aiohttp.ClientSession("http://agent", connector=connector) as unix:
+                await until(lambda: daemon.operators.answer("op-2")["state"] != "waiting")
+                said = [await (await unix.get(f"/api/v1/requests/{one.id}")).json()
+                        for one in left]
+                assert [one["state"] for one in said] == ["refused", "refused"]
+                assert [one["text"] for one in said] == [
+                    "the agent ended before it was carried out: ask again",
+                    "the agent ended before it learned the outcome"]
+                assert (await unix.get("/api/v1/requests/op-3")).status == 404
+        async with agent() as (daemon, _):  # it is settled for good
+            assert [one["state"] for one in daemon.operators.asked()] == ["refused", "refused"]
+            assert daemon.operators.answer("op-1")["state"] == "refused"
+
+    asyncio.run(lives())
+
+
+def test_what_an_ended_agent_left_unanswered_is_told_as_not_done(tmp_path) -> None:
+    async def write() -> None:
+        journal = Journal(tmp_path)
+        journal.append(Asked("op-1", "pause", "run/m5", "hands off", "ann", 1.0))
+        journal.close()
+
+    asyncio.run(write())
+    (one,) = EndedRun("m5", past_runs.read(tmp_path)).get("/api/v1/requests")
+    assert (one["state"], one["text"]) == (
+        "refused", "the agent ended before it was carried out: ask again")
 
 
 def test_what_an_alert_had_done_with_a_node_is_in_the_journal_and_outlives_the_agent(

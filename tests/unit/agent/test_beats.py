@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 from ports import free_port
 from waiting import until
 
@@ -126,6 +127,15 @@ def test_steps_are_no_news_and_ranks_states_are() -> None:
     assert first != news_of(told(state="parked", step=1))
 
 
+def test_a_stop_is_news_of_a_rank_and_of_its_launcher() -> None:
+    """The others act on it within a second."""
+    ranks = RankView(0, "a", 7, 1, "running", proc_state="S")
+    said = [Told((beat("a", ranks=(replace(ranks, proc_state=state),), suspended=stopped),))
+            for state, stopped in (("S", False), ("T", False), ("T", True))]
+    assert len({news_of(told) for told in said}) == 3
+    assert news_of(Told((beat("a", ranks=(replace(ranks, proc_state="D"),)),))) == news_of(said[0])
+
+
 class Older(msgspec.Struct):
     """What the release before reads of a beat."""
 
@@ -141,7 +151,7 @@ class Ears(msgspec.Struct):
 
 
 def test_a_release_that_knows_no_conditions_is_heard_and_hears() -> None:
-    said = Told((beat("a", compiling="rank 0: neuronx-cc", conditions=(
+    said = Told((beat("a", compiling="rank 0: neuronx-cc", suspended=True, conditions=(
         Condition("a", "mount_hung", "/data has not answered", "/data"),)),))
     text = msgspec.json.encode(said)
     assert msgspec.json.decode(text, type=Told) == said

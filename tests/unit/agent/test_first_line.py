@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from msgspec.structs import replace
 
 from holdfast.agent.cli import report
 from holdfast.agent.cli.text import plain
@@ -15,10 +16,12 @@ from holdfast.agent.config.load import load
 from holdfast.agent.core.model import EffectOutcome, TakeEvidence
 from holdfast.agent.daemon.state import AgentState, Snapshot
 from holdfast.agent.history.incident_log import IncidentLog
+from holdfast.agent.history.job_log import JobLog
 from holdfast.agent.web.status import status
 
 from ..core.driver import Lab
 from ..core.test_hang import hang, stall, stand, trained
+from ..core.test_known_causes import stop
 
 TICK_S = 0.5
 SUSPECT_S = 2.5  # 2 s and three median steps of 0.15 s, up to the tick
@@ -35,18 +38,24 @@ class Screen:
             is_private=False)
         self.state.incident_log = IncidentLog(())
         self.state.counters = {}
+        self.state.jobs = JobLog()
         self.state.launchers = SimpleNamespace(session=lambda run: None)  # type: ignore[assignment]
 
     def first_line(self) -> str:
         """The answer to "is it training?", as printed, in one line."""
+        return self.answers()[0]
+
+    def answers(self) -> list[str]:
+        """To the four questions that status answers first: training, checkpoint, doing, you."""
         lab = self.lab
         self.state.incident_log.follow(lab.decision)
         self.state.snapshot = Snapshot(
-            1, lab.node._seen[0], lab.seen, lab.decision, stages=lab.node.stages())
+            1, lab.node._seen[0], lab.seen, lab.decision, stages=lab.node.stages(),
+            suspended=lab.node.suspended())
         text = plain(report.status([status(self.state)]))
-        name, answer = text.partition("checkpoint  ")[0].split(maxsplit=1)
-        assert name == "training"
-        return " ".join(answer.split())
+        said = re.match("training(.*)\ncheckpoint(.*)\ndoing(.*)\nyou(.*)\nrun ", text, re.DOTALL)
+        assert said is not None, text
+        return [" ".join(answer.split()) for answer in said.groups()]
 
 
 def waited_s(line: str) -> tuple[float, float]:
@@ -122,3 +131,50 @@ def test_a_scripts_step_is_told_as_that_of_its_last_start(
     screen = Screen(lab, tmp_path)
     screen.first_line()
     assert status(screen.state)["runs"][0]["doing"].partition(" (")[0] == doing
+
+
+@pytest.mark.parametrize(("grade", "launcher"), [
+    ("trainer", False), ("trainer", True), ("script", True)])
+def test_a_run_that_is_stopped_from_outside_says_so_first(
+    grade: str, launcher: bool, tmp_path: Path
+) -> None:
+    lab = trained(grade)
+    screen = Screen(lab, tmp_path)
+    lab.view = replace(lab.view, suspended=launcher)
+    for second in range(1, 17):
+        stop(lab, float(second))
+        lab.step(1.0)
+    training, _, doing, you = screen.answers()
+    why = ("its launcher is stopped or frozen from outside" if launcher
+           else "all its ranks were stopped from outside")
+    assert (training, doing) == ("no", f"suspended for 15 s (scheduler, Ctrl-Z, freezer): {why}")
+    assert you == "fg in its terminal, or resume the job; nothing where that is meant"
+    lab.view = replace(lab.view, suspended=False)
+    lab.all(proc_state="S", stopped_s=0.0, beat_age_s=0.05)
+    lab.train(25)
+    training, _, doing, you = screen.answers()
+    assert (training, you) == ("yes", "nothing") and doing.startswith("training")
+
+
+def test_a_frozen_run_is_told_as_one_by_its_tickers(tmp_path: Path) -> None:
+    """The kernel shows a frozen process in whatever it slept."""
+    lab = trained("script")
+    screen = Screen(lab, tmp_path)
+    lab.view = replace(lab.view, suspended=True)
+    lab.all(beat_age_s=2.0, still_s=2.0)
+    lab.step(2.0)
+    assert screen.answers()[0] == "no"
+
+
+def test_ranks_that_train_on_below_a_stopped_launcher_are_not_told_as_stopped(
+    tmp_path: Path
+) -> None:
+    lab = trained("trainer")
+    screen = Screen(lab, tmp_path)
+    lab.view = replace(lab.view, suspended=True)
+    lab.train(25)
+    training, _, doing, you = screen.answers()
+    assert training == "yes" and doing.startswith("training step 26")
+    assert doing.endswith(
+        "; its launcher is stopped or frozen from outside, and no fault is answered")
+    assert you.startswith("fg in its terminal")

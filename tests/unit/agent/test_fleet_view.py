@@ -5,6 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+from msgspec.structs import replace
+
 from holdfast.agent.cli import report
 from holdfast.agent.core.model import (
     Beat,
@@ -59,6 +61,16 @@ def test_a_run_does_not_train_while_a_node_of_it_is_lost_or_behind() -> None:
                  Beat("b", "r", 1, 99.0, (RankView(1, "b", 7, 1, "running"),)),
                  Beat("b", "r", 2, 99.0, (RankView(1, "b", 7, 2, "parked"),))):
         assert not fleet.trains(fleet.nodes(seen(beat), VIEW), PLAN)
+
+
+def test_a_node_whose_launcher_and_ranks_are_stopped_is_told_as_suspended() -> None:
+    stopped = replace(rank(1, "b"), proc_state="T")
+    for there, word in ((stopped, "suspended"), (rank(1, "b"), "heard")):
+        rows = fleet.nodes(seen(Beat("b", "r", 2, 99.0, (there,), suspended=True)), VIEW)
+        assert [row["word"] for row in rows][:2] == ["here", word]
+        assert fleet.trains(rows, PLAN) == (word == "heard")
+    rows = fleet.nodes(seen(Beat("b", "r", 2, 99.0, (stopped,))), VIEW)
+    assert rows[1]["word"] == "heard", "its launcher answers for it"
 
 
 def test_a_run_of_one_node_has_no_such_rows() -> None:

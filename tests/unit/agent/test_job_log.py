@@ -6,6 +6,8 @@ import os
 
 import msgspec
 import pytest
+from browsing import INCIDENT, browse
+from fakes import until
 
 from holdfast.agent.core.model import RankView, RunView
 from holdfast.agent.history import job_log
@@ -100,3 +102,38 @@ def test_a_job_survives_the_journal() -> None:
     log = JobLog()
     (record,) = log.follow(5.0, [seen()], [], {})
     assert msgspec.json.decode(record.body, type=Job) == log.jobs["1 2.000 b"]
+
+
+def test_a_moment_is_told_as_of_the_attempt_that_was_the_newest_then() -> None:
+    log = JobLog(Job(key, run, number, begun_wall_s=begun_s) for key, run, number, begun_s in (
+        ("k1", "m5", 3, 100.0), ("k2", "other", 1, 150.0), ("k3", "m5", 4, 200.0)))
+    attempts = log.attempts()
+    for wall_s, number in ((50.0, 3), (100.0, 3), (199.0, 3), (200.0, 4), (9e9, 4)):
+        assert job_log.attempt_at("m5", wall_s, attempts) == number, "1 and 2 are forgotten"
+    assert job_log.attempt_at("", 120.0, attempts) is None, "a node's own"
+
+
+def test_a_name_that_is_used_again_is_told_attempt_by_attempt(agent, tmp_path):
+    async def scenario(daemon, node, launcher, tcp, unix):
+        first = msgspec.structs.replace(INCIDENT, state="closed")
+        (key,) = daemon.state.jobs.jobs
+        daemon.state.jobs.jobs[key].begun_wall_s = first.opened_wall_s - 60.0
+        daemon.state.jobs.jobs["again"] = Job(
+            "again", "demo", 2, begun_wall_s=first.opened_wall_s + 60.0)
+        second = msgspec.structs.replace(
+            INCIDENT, id="demo/2", opened_wall_s=first.opened_wall_s + 90.0)
+        own = msgspec.structs.replace(
+            INCIDENT, id="node/1", run="", subject="node/node-a", opened_wall_s=1.0)
+        node.extra = {"run_ledger": (("demo", "training", 30.0), ("gone", "idle", 1.0))}
+        node.incidents = (first, second, own)
+        daemon.wake("test")
+        await until(lambda: len(daemon.state.incident_log.incidents) == 3)
+        (one, two, third), ledger, alone, now = [
+            await (await unix.get(f"/api/v1/{route}")).json()
+            for route in ("incidents", "ledger", "incidents/demo/2", "status")]
+        assert [x.get("attempt") for x in (one, two, third)] == [2, 1, None]
+        assert alone["attempt"] == 2 and ledger["attempts"] == {"demo": 2}
+        assert {x["id"]: x.get("attempt") for x in now["incidents"]} == {
+            "demo/2": 2, "node/1": None}
+
+    browse(scenario, agent, tmp_path)

@@ -28,6 +28,7 @@ from holdfast.agent.core.model import (
 )
 from holdfast.agent.daemon import other_nodes
 from holdfast.agent.daemon.other_nodes import OtherNodes
+from holdfast.agent.history.job_log import JobLog
 from holdfast.agent.peers import beats
 from holdfast.agent.peers.beats import Address, Peers
 from holdfast.agent.web import fleet
@@ -77,7 +78,7 @@ class Agent:
         log = SimpleNamespace(incidents={one.id: one for one in incidents}, reviews={},
                               owner=lambda id: 1000)
         self.state: Any = SimpleNamespace(
-            name=name, incident_log=log,
+            name=name, incident_log=log, jobs=JobLog(),
             launchers=SimpleNamespace(session=lambda run: run == "r" and name == "b" or None),
             snapshot=SimpleNamespace(
                 now=Now(5.0, 0.0), observed=Observed(store=store),

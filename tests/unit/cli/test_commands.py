@@ -242,6 +242,39 @@ def test_a_run_that_is_over_is_asked_of_the_agent_that_had_it(
     assert "run gone has ended: `holdfast incidents --run gone`" in capsys.readouterr().err
 
 
+def test_incidents_and_seconds_of_several_attempts_are_told_as_such(
+    agents: dict[str, StandIn], capsys: Captured
+) -> None:
+    answers = agents["m5"].answers
+    incident = answers["/api/v1/incidents/i-16"] | {"run": "m5"}
+    answers["/api/v1/incidents"] = [
+        incident | {"id": "m5-g1", "attempt": 1}, incident | {"id": "m5-g9", "attempt": 2},
+        incident | {"id": "node-1", "run": ""},
+        *(incident | {"id": f"else-{at}", "run": "else", "attempt": at, "node": f"n{at}"}
+          for at in (3, 4))]  # each node's own number
+    answers["/api/v1/ledger"] |= {"attempts": {"m5": 2, "else": 1}}
+    answers["/api/v1/ledger"]["runs"]["m5"] = {"training": 60.0}
+    assert main(["incidents", "--run", "m5"]) == 0
+    said = capsys.readouterr().out
+    places = [said.index(text) for text in ("attempt 2\n", "m5-g9", "attempt 1\n", "m5-g1")]
+    assert places == sorted(places)
+    again = "of several attempts under one name: holdfast incidents --run m5\n"
+    assert again not in said
+    assert main(["incidents"]) == 0
+    said = capsys.readouterr().out
+    assert again in said and "attempt 1\n" not in said, "whose would it be?"
+    assert "--run else" not in said
+    assert main(["ledger", "--run", "m5"]) == 0
+    said = capsys.readouterr().out
+    assert "\nover 2 attempts under this name: holdfast jobs tells them apart\n" in said
+    assert main(["ledger"]) == 0
+    assert "\nm5: over 2 attempts under this name" in capsys.readouterr().out
+    answers["/api/v1/incidents/m5-g9"] = incident | {"id": "m5-g9", "attempt": 2}
+    answers["/api/v1/incidents?all=1"] = answers["/api/v1/incidents"]
+    assert main(["incidents", "m5-g9", "--run", "m5"]) == 0
+    assert ", attempt 2\n" in capsys.readouterr().out
+
+
 def test_an_incident_is_found_by_the_beginning_of_its_id(
     agents: dict[str, StandIn], capsys: Captured
 ) -> None:

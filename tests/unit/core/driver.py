@@ -71,6 +71,7 @@ class Lab:
         self.outcomes: list[EffectOutcome] = []
         self.elsewhere: list[Effect] = []  # orders for other nodes
         self.requests: tuple[Request, ...] = ()
+        self.orphans: tuple[Request, ...] = ()
         self.alerts: tuple[Alert, ...] = ()  # those that have an answer are settled by the edge
         self.firing: tuple[str, ...] = ()  # of alerts, settled or not
         self.beats: tuple[Beat, ...] = ()
@@ -102,7 +103,7 @@ class Lab:
                 up=self.store_up, docs=tuple(self.docs.values()), leases=self._lease_views()
             ),
             outcomes=tuple(self.outcomes[-64:]), requests=self.requests, beats=self.beats,
-            alerts=self.alerts, firing=self.firing,
+            orphans=self.orphans, alerts=self.alerts, firing=self.firing,
             events=self.events, samples=readings_of(self.samples, self.silent),
             journal_stalled=self.journal_stalled, checks=tuple(self.checks.values()),
             passes=self.passes,

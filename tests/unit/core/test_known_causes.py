@@ -12,11 +12,13 @@ from holdfast.agent.core.model import (
     WARN,
     Beat,
     Condition,
+    Doc,
     Incident,
     RankView,
     Readings,
     Settings,
     Verdict,
+    node_subject,
     readings_of,
 )
 from holdfast.agent.core.run import outgoing
@@ -325,6 +327,14 @@ def test_ranks_that_one_hand_stopped_are_suspended(
     assert known_causes.suspended(Lab().view, starts) == words
 
 
+def test_a_stop_elsewhere_counts_from_when_it_was_told() -> None:
+    """A node says every other second how long its ranks are stopped."""
+    here = RankView(0, "a", 7, 1, "running", proc_state="T", stopped_s=5.0)
+    there = replace(here, rank=1, node="b", stopped_s=3.4, told_s=1.5)
+    assert known_causes.suspended(Lab().view, (here, there))
+    assert not known_causes.suspended(Lab().view, (here, replace(there, told_s=0.5)))
+
+
 def stop(lab: Lab, seconds: float, ranks: tuple[int, ...] = (0, 1)) -> None:
     for number in ranks:
         lab.change(number, proc_state="T", stopped_s=seconds, still_s=seconds, beat_age_s=seconds)
@@ -491,3 +501,82 @@ def test_a_release_that_says_neither_gets_the_usual_limits(monkeypatch: MonkeyPa
     watch(made.far, replace(MOUNT, subject=f"node/{made.far.name}/mount/data"))
     made.wait(300, proc_state="D")
     assert made.cluster.plan().generation == 2
+
+
+def stop_at(made: Far, seconds: int, *labs: Lab, launcher: bool = False) -> None:
+    """These nodes' ranks are stopped for so long, the others wait for them in a collective."""
+    for lab in labs:
+        lab.view = replace(lab.view, suspended=launcher)
+    for quarter in range(1, 4 * seconds + 1):
+        for lab in (made.leader, made.far):
+            lab.all(phase="collective", still_s=quarter / 4)
+        for lab in labs:
+            stop(lab, quarter / 4, tuple(rank.rank for rank in lab.view.ranks))
+        made.cluster.step(0.25)
+
+
+def go_on(made: Far, *labs: Lab) -> None:
+    for lab in labs:
+        lab.view = replace(lab.view, suspended=False)
+        lab.all(proc_state="S", stopped_s=0.0, beat_age_s=0.05)
+    for step in range(9, 15):
+        for lab in (made.leader, made.far):
+            lab.all(step=step, still_s=0.0, phase="forward_backward")
+        made.cluster.step()
+
+
+def stages(made: Far) -> set[str]:
+    return {lab.node.stages()["r"] for lab in (made.leader, made.far)}
+
+
+@pytest.mark.parametrize(("launcher", "led"), [(True, False), (True, True), (False, True)])
+def test_a_scheduler_that_stops_the_job_on_nodes_that_do_not_lead_restarts_nothing(
+    launcher: bool, led: bool
+) -> None:
+    """`led`: on the one that leads as well; all ranks stopped need no launcher with them."""
+    made = Far()
+    stopped = (made.far, made.leader) if led else (made.far,)
+    stop_at(made, 20, *stopped, launcher=launcher)
+    assert stages(made) == {"suspended"}
+    assert dict(made.leader.decision.reasons)["r"].startswith("suspended: ")
+    go_on(made, *stopped)
+    assert stages(made) == {"training"}
+    assert made.cluster.plan().generation == 1
+    assert not [one for one in made.leader.incidents.values() if one.run == "r"]
+
+
+def test_a_rank_that_is_stopped_below_a_launcher_that_goes_on_is_a_fault_there_too() -> None:
+    made = Far()
+    stop_at(made, 4, made.far)
+    assert "rank_stopped" in {one.fault for one in made.leader.incidents.values()}
+
+
+def test_ranks_that_go_on_below_a_stopped_launcher_elsewhere_suspend_nothing() -> None:
+    made = Far()
+    made.far.view = replace(made.far.view, suspended=True)
+    made.wait(3)
+    assert made.leader.node.stages()["r"] == "training"
+
+
+@pytest.mark.parametrize("why", ["a fault of its node", "a person took it out"])
+def test_nobody_waits_for_a_stopped_node_that_the_run_is_to_leave(why: str) -> None:
+    made = Far()
+    stop_at(made, 5, made.far, launcher=True)
+    if why == "a person took it out":
+        key = node_subject(made.far.name)
+        made.cluster.docs[key] = Doc(key, 1, b'{"excluded": true, "by": "ann"}')
+    else:
+        made.cluster.fatal[made.far.name] = "gpu_lost"
+    stop_at(made, 2, made.far, launcher=True)
+    assert made.leader.node.stages()["r"] != "suspended"
+
+
+def test_a_release_that_does_not_say_that_it_is_stopped_is_answered_as_before(
+    monkeypatch: MonkeyPatch,
+) -> None:
+    plain = outgoing.beats
+    monkeypatch.setattr(outgoing, "beats", lambda *given: tuple(
+        replace(beat, suspended=False) for beat in plain(*given)))
+    made = Far()
+    stop_at(made, 4, made.far, launcher=True)
+    assert "rank_stopped" in {one.fault for one in made.leader.incidents.values()}

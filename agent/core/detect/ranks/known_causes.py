@@ -24,6 +24,7 @@ from ...model import (
     subject_of,
 )
 
+FROZEN_BEAT_S = 1.0  # without a beat; ten a second are usual
 SAME_STOP_S = 1.0  # ranks that were stopped this close together were stopped by one hand
 MOUNT = ("mount_hung", "mount_failed")
 FULL = ("disk_space_low", "filesystem_readonly")
@@ -53,13 +54,28 @@ class Wait(NamedTuple):
     open: tuple[str, ...] = ()  # folders in which it has files open
 
 
-def suspended(view: RunView, ranks: Iterable[RankView]) -> str:
+def stands_still(rank: RankView) -> bool:
+    """Whether it is stopped, or frozen: whatever else a rank waits in, its ticker beats."""
+    return rank.proc_state == "T" and not rank.traced or rank.beat_age_s > FROZEN_BEAT_S
+
+
+def suspended(view: RunView, ranks: Iterable[RankView], launchers: Iterable[str] = ()) -> str:
     """Why the run stands still without a fault; "" where it does not.  One rank alone that was
-    stopped is a fault; all of several at once are not, nor is anything below a stopped launcher."""
+    stopped is a fault; all of several at once are not, nor is anything below a stopped launcher.
+
+    launchers: the other nodes whose launcher stands still.  Ranks that go on below one need no
+    order that it could not carry out.
+    """
     if view.suspended:
         return "its launcher is stopped or frozen from outside"
     live = [rank for rank in ranks if rank.state in ("starting", "running")]
-    stopped = [rank.stopped_s for rank in live if rank.proc_state == "T" and not rank.traced]
+    for node in launchers:
+        there = [rank for rank in live if rank.node == node]
+        if there and all(map(stands_still, there)):
+            return f"its launcher and ranks on {node} are stopped or frozen from outside"
+    # What another node says of its ranks is a moment old.
+    stopped = [rank.stopped_s + rank.told_s for rank in live
+               if rank.proc_state == "T" and not rank.traced]
     if len(live) < 2 or len(stopped) < len(live) or max(stopped) - min(stopped) > SAME_STOP_S:
         return ""
     return "all its ranks were stopped from outside"
