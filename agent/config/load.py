@@ -18,11 +18,12 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hint
 
 import msgspec
 
+from holdfast.worker.time_limit import TooSlow, at_most
+
 from ..checks import table
 from ..core import actions
 from ..core.model import MAY_ACT, PEER_TESTS
 from ..system.regular import read_regular
-from ..system.time_limit import TooSlow, at_most
 from . import store
 from .settings import PEERS_PORT, Config
 from .tls import server_context

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from holdfast.worker.redact import redacted
+from holdfast.worker.time_limit import TooSlow, at_most
 
 from ..checks.table import BY_NAME, NOT_A_ROUND
 from ..core.actions import ACTIONS, rungs
 from ..core.model import SEVERITIES, Runbook
 from ..system.regular import read_regular
-from ..system.time_limit import TooSlow, at_most
 
 FENCE = "+++"
 FILE_MAX_BYTES = 256 * 1024
