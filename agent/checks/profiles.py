@@ -14,10 +14,13 @@ from importlib import resources
 
 import msgspec
 
+from holdfast.worker.time_limit import at_most
+
 from ..core.checks.verdict import PROFILE, Limit, Measure
 from ..system.regular import read_regular
 
 FILE_MAX_BYTES = 1 << 20
+PARSE_S = 2.0
 VENDORS = ("nvidia", "neuron", "amd")
 FORM = ('write one [profile] with name = "...", vendor = "nvidia", "neuron" or "amd", model = a '
         "part of the device's name and devices = how many")
@@ -102,7 +105,9 @@ def chosen(text: str) -> Profile | None:
 
 def _of_file(path: str) -> Profile:
     try:
-        rows = tomllib.loads(read_regular(path, FILE_MAX_BYTES).decode("utf-8"))["profile"]
+        text = read_regular(path, FILE_MAX_BYTES).decode("utf-8-sig")
+        with at_most(PARSE_S):
+            rows = tomllib.loads(text)["profile"]
         (row,) = rows if isinstance(rows, list) else [rows]
         here = {"source": path, "date": "the operator's"}
         row = {**here, **row, "limit": [{**here, **one} for one in row.get("limit", ())]}
