@@ -41,6 +41,9 @@ value = 4e10
 @pytest.mark.parametrize(("change", "why"), [
     (lambda text: text.replace('"amd"', '"AMD"'), "vendor 'AMD'"),
     (lambda text: text.replace("= 8", "= 0"), "0 devices"),
+    (lambda text: text.replace("= 8", "= 1025"), "1025 devices, of at most 1024"),
+    (lambda text: text.replace("4e10", "nan"), "limit of host_copy: value = nan: set 0 to 1e+21"),
+    (lambda text: text.replace("4e10", "inf"), "limit of host_copy: value = inf: set 0 to 1e+21"),
     (lambda text: text.replace("devices", "device"), "device"),
     (lambda text: text.replace("= 8", '= "8"'), "Expected `int`"),
     (lambda text: "[limits]\n", "it has no [profile]"),
