@@ -23,10 +23,18 @@ except ModuleNotFoundError:  # Python 3.10
     import tomli as tomllib  # type: ignore[no-redef,import-not-found]
 
 from holdfast.worker.launcher.spec import moment
+from holdfast.worker.time_limit import TooSlow, at_most
 
-from .checkpoint.format import ALGORITHMS
+from .checkpoint.format import ALGORITHMS, open_regular
 
 FILE_BYTES_MAX = 1 << 20
+PARSE_S = 2.0  # a key of 100,000 parts takes a parser of TOML longer
+DEPTH_MAX = 32  # of tables in tables: what reads them goes down by calling itself
+SHOWN_MAX = 100  # characters of a wrong value
+# Of every number without a limit of its own: far from any run, and less than the most that a rank's
+# page holds (worker/page.py), beyond which the agent takes the page for damaged.
+MOST = 10**12
+SEED_MAX = 2**63 - 1  # what every generator of random numbers takes
 # Classes that moved, under the names that a train.toml may still give them.
 MOVED = {
     "holdfast.trainer.model:Encoder": "holdfast.trainer.example.model:Encoder",
@@ -52,9 +60,10 @@ class Limit(NamedTuple):
     holds: Callable[[Any], bool]
 
 
-ABOVE_0 = Limit("a number above 0", lambda value: value > 0)
-FROM_0 = Limit("0 or more", lambda value: value >= 0)
-FROM_1 = Limit("at least 1", lambda value: value >= 1)
+ABOVE_0 = Limit(f"a number above 0 and at most {MOST}", lambda value: 0 < value <= MOST)
+FROM_0 = Limit(f"0 or more, at most {MOST}", lambda value: 0 <= value <= MOST)
+FROM_1 = Limit(f"at least 1 and at most {MOST}", lambda value: 1 <= value <= MOST)
+SEED = Limit(f"0 to {SEED_MAX}", lambda value: 0 <= value <= SEED_MAX)
 BELOW_1 = Limit("0 up to below 1", lambda value: 0 <= value < 1)
 CLASS = Limit('"module:Class"', lambda value: all(value.partition(":")[::2]))
 STRATEGIES = ("ddp", "sdp", "fsdp", "mics", "pipeline")
@@ -92,7 +101,7 @@ class Options:
     def problems(self) -> list[str]:
         """What is wrong, one line each: "key = value: set ..."."""
         limits = {one.name: one.metadata.get("limit") for one in dataclasses.fields(self)}
-        return [f"{name} = {value!r}: set {limit.words}" for name, limit in limits.items()
+        return [f"{name} = {_shown(value)}: set {limit.words}" for name, limit in limits.items()
                 if limit and not limit.holds(value := getattr(self, name))]
 
 
@@ -116,7 +125,8 @@ class CheckpointOptions(Options):
 
     dir: str = setting("", "where; empty: `checkpoints` in `work_dir`")
     every: int = setting(
-        50, "steps between two; 0 = never", Limit("0 (never) or more", FROM_0.holds))
+        50, "steps between two; 0 = never",
+        Limit(f"0 (never) or more, at most {MOST}", FROM_0.holds))
     keep: int = setting(3, "how many valid ones stay; at least 1", FROM_1)
     digest: str = setting("xxh3_128", f"proves each file; one of {', '.join(ALGORITHMS)}", DIGEST)
     wait_s: float = setting(
@@ -134,7 +144,7 @@ class SnapshotOptions(Options):
     enabled: bool = setting(True, "whether they are taken, where they fit")
     cost_percent: float = setting(0.25, "of step time, over the steps in between; above 0", ABOVE_0)
     every: int = setting(0, "steps between two; 0 = chosen from the measured cost",
-                         Limit("0 (chosen by cost) or more", FROM_0.holds))
+                         Limit(f"0 (chosen by cost) or more, at most {MOST}", FROM_0.holds))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,7 +213,8 @@ class MicsOptions(Options):
 
     group: Union[int, str] = setting(
         "auto", "ranks in a group, a divisor of the world; auto = as few as memory allows",
-        Limit("auto, or at least 1", lambda v: v == "auto" or isinstance(v, int) and v >= 1))
+        Limit(f"auto, or at least 1 and at most {MOST}",
+              lambda value: value == "auto" or isinstance(value, int) and FROM_1.holds(value)))
     memory_gb: float = setting(
         0.0, "that a rank may use; 0 = four fifths of its device, or of its part of the node",
         FROM_0)
@@ -233,7 +244,7 @@ class Config(Options):
         "holdfast.trainer.example.data:CodeSearch", "module:Class of the data", CLASS)
     strategy: str = setting(
         "ddp", "how ranks share a step (docs/engines.md), or module:Class of your own", STRATEGY)
-    seed: int = setting(0, "of weights and of the order of samples; 0 or more", FROM_0)
+    seed: int = setting(0, "of weights and of the order of samples; 0 or more", SEED)
     steps: int = setting(200, "how many; at least 1", FROM_1)
     batch: int = setting(4, "samples in a micro-batch; at least 1", FROM_1)
     micro_batches: int = setting(0, "in a step, over all ranks; 0 = one for each rank", FROM_0)
@@ -335,7 +346,7 @@ def _table(
                 table = _table(inner, value, f"{prefix}{key}.", problems)
                 chosen[key] = inner() if table is None else table
             else:
-                problems.append(f"{prefix}{key} = {value!r}: set a table [{prefix}{key}]")
+                problems.append(f"{prefix}{key} = {_shown(value)}: set a table [{prefix}{key}]")
         else:
             fits, fitted = _fit(wanted, value)
             if fits:
@@ -343,7 +354,7 @@ def _table(
             else:
                 name = wanted.__name__ if wanted in (int, float, str, bool) else (
                     "int or str" if wanted == Union[int, str] else "table")
-                problems.append(f"{prefix}{key} = {value!r}: set a value of type {name}")
+                problems.append(f"{prefix}{key} = {_shown(value)}: set a value of type {name}")
     built = kind(**chosen)  # what does not fit is told above; the rest is checked all the same
     problems += [prefix + problem for problem in built.problems()]
     return built if len(problems) == before else None
@@ -351,7 +362,8 @@ def _table(
 
 def _fit(wanted: Any, value: Any) -> tuple[bool, Any]:
     if wanted is float and isinstance(value, int) and not isinstance(value, bool):
-        return True, float(value)
+        # Beyond every limit it stays as it was written: a float may not hold it.
+        return True, float(value) if abs(value) <= MOST else value
     if wanted == Union[int, str]:
         return type(value) in (int, str), value
     if wanted in (int, float, str, bool):
@@ -389,6 +401,10 @@ def load(path: str | None, overrides: Sequence[str] = ()) -> Config:
             problems.append(f"{key}: {'.'.join(parents)} is not a table")
             continue
         table[last] = _value(text)
+    for key in [key for key, value in values.items() if _is_deep(value)]:
+        problems.append(f"{key[:SHOWN_MAX]}: more than {DEPTH_MAX} tables or lists in one another: "
+                        "set fewer")
+        del values[key]
     if isinstance(chosen := values.get("strategy"), dict):  # [strategy] name = "..."
         values.update({key: value for key, value in chosen.items() if key != "name"})
         values["strategy"] = chosen.get("name", Config.strategy)
@@ -402,24 +418,50 @@ def load(path: str | None, overrides: Sequence[str] = ()) -> Config:
 
 
 def _read_file(path: Path, problems: list[str]) -> dict[str, Any]:
+    """What a FIFO, a device or an endless text stands for is an error here, and never a wait: the
+    launcher reads before it answers a Ctrl-C."""
     try:
-        if path.stat().st_size > FILE_BYTES_MAX:
+        with open_regular(path) as file:
+            text = file.read(FILE_BYTES_MAX + 1)
+        if len(text) > FILE_BYTES_MAX:
             problems.append(f"larger than {FILE_BYTES_MAX} bytes: set a smaller file")
             return {}
-        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        with at_most(PARSE_S):
+            return tomllib.loads(text.decode("utf-8-sig"))
     except OSError as error:
-        problems.append(f"cannot be read: {error.strerror}")
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        problems.append(f"cannot be read: {error.strerror}: set a TOML file that you may read")
+    except TooSlow as error:
+        problems.append(f"{error} to read: shorten its keys and tables")
+    except (ValueError, RecursionError) as error:  # a number of 5,000 digits is one, too
         problems.append(f"not TOML: {error}")
     return {}
+
+
+def _is_deep(value: Any) -> bool:
+    """Whether tables and lists lie in one another deeper than they are read."""
+    level = [value]
+    for _ in range(DEPTH_MAX):
+        level = [inner for one in level if isinstance(one, (dict, list))
+                 for inner in (one.values() if isinstance(one, dict) else one)]
+    return bool(level)
 
 
 def _value(text: str) -> Any:
     """A TOML value; what is none is a string, so that paths need no quotes."""
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        with at_most(PARSE_S):
+            return tomllib.loads(f"value = {text}")["value"]
+    except (ValueError, RecursionError):
         return text
+
+
+def _shown(value: Any) -> str:
+    """A value in an error: an end of what is long."""
+    try:
+        text = repr(value)
+    except ValueError:  # a whole number of more digits than Python writes
+        return "a number of thousands of digits"
+    return text if len(text) <= SHOWN_MAX else text[:SHOWN_MAX] + "..."
 
 
 def named_class(name: str, key: str) -> Any:

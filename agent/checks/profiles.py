@@ -14,10 +14,14 @@ from importlib import resources
 
 import msgspec
 
-from ..core.checks.verdict import PROFILE, Limit, Measure
+from holdfast.worker.time_limit import at_most
+
+from ..core.checks.verdict import LIMIT_MAX, PROFILE, Limit, Measure
 from ..system.regular import read_regular
 
 FILE_MAX_BYTES = 1 << 20
+DEVICES_MAX = 1024
+PARSE_S = 2.0
 VENDORS = ("nvidia", "neuron", "amd")
 FORM = ('write one [profile] with name = "...", vendor = "nvidia", "neuron" or "amd", model = a '
         "part of the device's name and devices = how many")
@@ -102,7 +106,9 @@ def chosen(text: str) -> Profile | None:
 
 def _of_file(path: str) -> Profile:
     try:
-        rows = tomllib.loads(read_regular(path, FILE_MAX_BYTES).decode("utf-8-sig"))["profile"]
+        text = read_regular(path, FILE_MAX_BYTES).decode("utf-8-sig")
+        with at_most(PARSE_S):
+            rows = tomllib.loads(text)["profile"]
         (row,) = rows if isinstance(rows, list) else [rows]
         here = {"source": path, "date": "the operator's"}
         row = {**here, **row, "limit": [{**here, **one} for one in row.get("limit", ())]}
@@ -112,9 +118,13 @@ def _of_file(path: str) -> Profile:
     except (LookupError, ValueError, TypeError, msgspec.ValidationError, RecursionError) as error:
         why = "it has no [profile]" if isinstance(error, KeyError) else str(error)
         raise ValueError(f"the profile {path}: {why}; {FORM}") from error
-    if found.vendor not in VENDORS or found.devices < 1:
-        raise ValueError(f"the profile {path}: vendor {found.vendor!r}, {found.devices} devices: "
-                         f"{FORM}")
+    if found.vendor not in VENDORS or not 1 <= found.devices <= DEVICES_MAX:
+        raise ValueError(f"the profile {path}: vendor {found.vendor!r}, {found.devices} devices, "
+                         f"of at most {DEVICES_MAX}: {FORM}")
+    for one in found.limit:
+        if not 0 <= one.value <= LIMIT_MAX:
+            raise ValueError(f"the profile {path}: limit of {one.measure}: value = {one.value}: "
+                             f"set 0 to {LIMIT_MAX:g}; {FORM}")
     return found
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from ..core.checks import common_cause
+from ..core.checks.verdict import LIMIT_MAX
 
 BEFORE, DURING, AFTER, ON_DEMAND = "before", "during", "after", "on demand"
 NODE, DEVICE, GROUP = "node", "device", "group"
@@ -178,9 +179,10 @@ def limits_of(rows: Iterable[str]) -> dict[str, float]:
             found[name] = float(value)
         except ValueError:
             sign = ""
-        if not sign or name not in known:
+        if not sign or name not in known or not 0 <= found[name] <= LIMIT_MAX:
             raise ValueError(f"checks.limits: {row!r}: write NAME >= NUMBER, in bytes or "
-                             f"operations a second; NAME is one of {', '.join(known)}")
+                             f"operations a second, 0 to {LIMIT_MAX:g}; NAME is one of "
+                             f"{', '.join(known)}")
     return found
 
 

@@ -22,6 +22,7 @@ from holdfast.worker.exits import CONFIGURATION
 
 from .text import Failure, count
 
+SITE_RUNBOOKS = "/etc/holdfast/runbooks"  # as settings.py has it by default; a test compares them
 # Flags of the launcher that take no value.  Of every other flag the next word is the value, so
 # that a script's own `--python` is never read as ours.
 # A test compares this list with worker/launcher/spec.py's parser.
@@ -85,20 +86,36 @@ def bootstrap() -> str:
 
 
 def check_configuration(environ: Mapping[str, str]) -> None:
-    """Raises Failure (78) with every error of the file that the run's own agent would read: once
+    """Raises Failure (78) with every error of the files that the run's own agent would read: once
     the launcher runs, its agent could only fail, again and again, and the run go unwatched."""
     file = environ.get("HOLDFAST_CONFIG")
-    if not file or (not environ.get("HOLDFAST_RUNTIME_DIR") and _node_agent(environ)):
+    # Without a file it reads the site's runbooks alone, where there are any.
+    if not file and not _may_be(SITE_RUNBOOKS):
         return
-    from holdfast.agent.config import load, runbooks
+    if not environ.get("HOLDFAST_RUNTIME_DIR") and _node_agent(environ):
+        return
+    from holdfast.agent.config import load
 
     try:
-        loaded = load.load(Path(file), serves=True)
-        runbooks.load_runbooks(Path(loaded.config.runbooks.directory))
-    except (load.ConfigError, runbooks.RunbookError) as error:
-        told = "\n  ".join(error.errors)
-        raise Failure(f"HOLDFAST_CONFIG: {count(len(error.errors), 'error')}:\n  {told}",
+        if file:
+            load.load_all(Path(file))
+        else:
+            load.load_all(None, {"runbooks.directory": (SITE_RUNBOOKS, "default")})
+    except load.ConfigError as error:
+        told, of = "\n  ".join(error.errors), "HOLDFAST_CONFIG" if file else SITE_RUNBOOKS
+        raise Failure(f"{of}: {count(len(error.errors), 'error')}:\n  {told}",
                       CONFIGURATION) from error
+
+
+def _may_be(path: str) -> bool:
+    """Whether something is there, or is hidden from this user."""
+    try:
+        os.stat(path)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        pass
+    return True
 
 
 def check_names(argv: Sequence[str]) -> None:

@@ -179,11 +179,11 @@ def _load(file: str | None, serves: bool = False) -> Any:
     """agent.config's Loaded.  Raises Failure (78) with every error on its own line."""
     from holdfast.agent.config import load as configuration
 
-    path = Path(file) if file else configuration.DEFAULT_FILE
-    if not file and not os.access(path, os.R_OK):
-        return configuration.load(None)
+    path: Path | None = Path(file) if file else configuration.DEFAULT_FILE
+    if path is not None and not file and not os.access(path, os.R_OK):
+        path = None
     try:
-        return configuration.load(path, serves=serves)
+        return configuration.load_all(path)[0] if serves else configuration.load(path)
     except configuration.ConfigError as error:
         lines = "\n  ".join(error.errors)
         raise Failure(f"{count(len(error.errors), 'error')}:\n  {lines}", CONFIGURATION) from error
@@ -204,8 +204,6 @@ def config(options: argparse.Namespace) -> int:
 
     loaded = _load(options.config, serves=options.what == "check")
     values = {key: (value, loaded.origins[key]) for key, value in flatten(loaded.config)}
-    if options.what == "check":
-        _runbooks(loaded.config)
     if options.json:
         print_json({key: {"value": value, "origin": origin}
                     for key, (value, origin) in values.items()})

@@ -15,8 +15,8 @@ import msgspec
 
 from ..core.model import Runbook
 from ..system.child_probe import Prober
-from .load import ConfigError, Loaded, load
-from .runbooks import InForce, load_in_force
+from .load import ConfigError, Loaded, load_all
+from .runbooks import InForce
 from .settings import Config
 
 LIMIT_S = 30.0
@@ -54,8 +54,7 @@ async def read(
 def answer(file: str, overrides: Overrides) -> Answer:
     """In the child."""
     try:
-        loaded = load(Path(file) if file else None, overrides, serves=True)
-        books = load_in_force(Path(loaded.config.runbooks.directory))
+        loaded, books = load_all(Path(file) if file else None, overrides)
     except OSError as error:
         return Answer([str(error)])
     except ValueError as error:

@@ -18,12 +18,14 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hint
 
 import msgspec
 
+from holdfast.worker.time_limit import TooSlow, at_most
+
 from ..checks import table
 from ..core import actions
 from ..core.model import MAY_ACT, PEER_TESTS
 from ..system.regular import read_regular
-from ..system.time_limit import TooSlow, at_most
-from . import store
+from . import runbooks, store
+from .runbooks import InForce
 from .settings import PEERS_PORT, Config
 from .tls import server_context
 from .tokens import check_listening, usual_file
@@ -54,11 +56,12 @@ LATTICE = (
 
 
 class ConfigError(Exception):
-    """The configuration cannot be used; `errors` has one line for each thing to change."""
+    """The configuration cannot be used; `errors` has one line for each thing to change, `config`
+    what is right of it, with the defaults of the rest."""
 
-    def __init__(self, errors: list[str]) -> None:
+    def __init__(self, errors: list[str], config: Config | None = None) -> None:
         super().__init__("\n".join(errors))
-        self.errors = errors
+        self.errors, self.config = errors, config
 
 
 class Loaded(NamedTuple):
@@ -125,13 +128,36 @@ def load(
             f"{lasting[0]}: set a directory that outlives this node")
     store.check(config.store, lambda key: _origin(key, values), errors, serves)
     if serves:
-        server_context(config.api, errors)
-        check_listening(config.agent.listen, config.api.tokens_file,
-                        bool(config.api.tls_client_ca), _origin("agent.listen", values), errors)
+        _check_served(config, values, errors)
     if errors:
-        raise ConfigError(errors)
+        raise ConfigError(errors, config)
     origins = {key: _origin(key, values) for key, _ in flatten(config)}
     return Loaded(config, origins, tuple(row for row, _ in signatures))
+
+
+def load_all(
+    file: Path | None, overrides: Mapping[str, tuple[object, str]] | None = None,
+) -> tuple[Loaded, InForce]:
+    """As `load` for an agent that serves, with the runbooks in force.  Raises ConfigError with the
+    errors of both: whoever mends the one would only then learn of the other."""
+    errors: list[str] = []
+    loaded, books = None, None
+    try:
+        loaded = load(file, overrides, serves=True)
+        config = loaded.config
+    except ConfigError as error:
+        errors += error.errors
+        config = error.config or Config()
+    try:
+        books = runbooks.load_in_force(Path(config.runbooks.directory))
+    except runbooks.RunbookError as error:
+        errors += error.errors
+    except OSError as error:
+        errors.append(f"{error.filename}: {error.strerror}: set runbooks.directory to one that "
+                      f"uid {os.getuid()} may read")
+    if loaded is None or books is None:
+        raise ConfigError(errors)
+    return loaded, books
 
 
 def collectors() -> tuple[str, ...]:
@@ -385,6 +411,20 @@ def _meet(first: str, second: str) -> bool:
         return True
     return one.version == other.version and (
         one == other or one.is_unspecified or other.is_unspecified)
+
+
+def _check_served(
+    config: Config, values: Mapping[str, tuple[Any, str]], errors: list[str]
+) -> None:
+    """The files that page, API and the talk between agents begin with."""
+    server_context(config.api, errors)
+    check_listening(config.agent.listen, config.api.tokens_file, bool(config.api.tls_client_ca),
+                    _origin("agent.listen", values), errors)
+    if config.store.url and config.cluster.token_file:
+        try:
+            store.read_password(config.cluster.token_file, "cluster.token_file")
+        except ValueError as error:
+            errors.append(f"{_origin('cluster.token_file', values)}: cluster.token_file: {error}")
 
 
 def _check_hidden(config: Config, values: Mapping[str, tuple[Any, str]]) -> list[str]:

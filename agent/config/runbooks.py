@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from holdfast.worker.redact import redacted
+from holdfast.worker.time_limit import TooSlow, at_most
 
 from ..checks.table import BY_NAME, NOT_A_ROUND
 from ..core.actions import ACTIONS, rungs
 from ..core.model import SEVERITIES, Runbook
 from ..system.regular import read_regular
-from ..system.time_limit import TooSlow, at_most
 
 FENCE = "+++"
 FILE_MAX_BYTES = 256 * 1024
@@ -30,6 +30,8 @@ PARSE_S = 2.0
 PAGE_MAX_CHARS = 32 * 1024
 PAGES_MAX_CHARS = 256 * 1024
 LADDER_MAX = 12
+COUNT_MAX = 1000
+WINDOW_H_MAX = 8784  # a year: longer than the journal of any node goes back
 SCOPES = ("gpu", "neuron", "nic", "rank", "node", "run", "store")
 CLEARS = ("reboot", "quiet_10m", "check", "operator")
 KEYS = ("severity", "scope", "ladder", "budget", "clears", "alert", "checks")
@@ -175,10 +177,11 @@ def _check(table: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "budget", "set { count = 3, window_h = 24 }"
     else:
         count, window_h = budget.get("count", 3), budget.get("window_h", 24)
-        if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count <= 1000:
-            yield "budget", f"count = {count!r}: set a whole number of 0 to 1000"
-        if isinstance(window_h, bool) or not isinstance(window_h, (int, float)) or window_h <= 0:
-            yield "budget", f"window_h = {window_h!r}: set hours > 0"
+        if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count <= COUNT_MAX:
+            yield "budget", f"count = {count!r}: set a whole number of 0 to {COUNT_MAX}"
+        is_number = isinstance(window_h, (int, float)) and not isinstance(window_h, bool)
+        if not is_number or not 0 < window_h <= WINDOW_H_MAX:  # nan would count nothing as spent
+            yield "budget", f"window_h = {window_h!r}: set hours > 0 and <= {WINDOW_H_MAX}"
     alert = table.get("alert", "")
     if not isinstance(alert, str) or (alert and not alert.startswith("Holdfast")):
         yield "alert", f"{alert!r}: set a name that begins with Holdfast"

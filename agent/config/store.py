@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..system.regular import open_regular
+from ..system.regular import check_regular, open_regular
 from . import settings
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 ENDPOINTS_MAX = 9  # etcd itself advises seven members at most
 PASSWORD_MAX = 4096
+PEM_MAX_BYTES = 1 << 20  # the authorities of a whole distribution are a quarter of it
 EXAMPLE = "etcd://10.0.0.1:2379,10.0.0.2:2379,10.0.0.3:2379"
 CLUSTER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 HOST_PORT = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9][A-Za-z0-9._-]*):(\d{1,5})")
@@ -82,7 +83,7 @@ def tls_context(store: settings.Store) -> ssl.SSLContext | None:
     for key, file in named:
         try:
             if file:
-                os.close(open_regular(file))
+                check_regular(file, PEM_MAX_BYTES)
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else str(error)
             raise ValueError(f"{file}: {why}: set {key} to a file that uid {os.getuid()} may read"

@@ -5,12 +5,15 @@ Owns what is read of the three files, and which name a client's certificate give
 
 from __future__ import annotations
 
+import os
 import ssl
 import stat
 from pathlib import Path
 from typing import Any
 
+from ..system.regular import check_regular
 from .settings import Api
+from .store import PEM_MAX_BYTES
 
 NAME_MAX = 253
 
@@ -28,6 +31,19 @@ def server_context(api: Api, errors: list[str]) -> ssl.SSLContext | None:
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     made.minimum_version = ssl.TLSVersion.TLSv1_2
     key = Path(api.tls_key)
+    # OpenSSL waits for whatever is at a FIFO's other end.
+    before = len(errors)
+    for name, file in (("api.tls_cert", api.tls_cert), ("api.tls_key", api.tls_key),
+                       ("api.tls_client_ca", api.tls_client_ca)):
+        try:
+            if file:
+                check_regular(file, PEM_MAX_BYTES)
+        except (OSError, ValueError) as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            errors.append(f"{name}: {file}: {why}: set a file in PEM that uid {os.getuid()} may "
+                          "read")
+    if len(errors) > before:
+        return None
     try:
         if stat.S_IMODE(key.stat().st_mode) & 0o077:
             errors.append(f"api.tls_key: {key}: others may read it: chmod 600 {key}")

@@ -14,8 +14,9 @@ from ipaddress import ip_address
 from pathlib import Path
 from socket import gethostname
 
+from holdfast.worker.time_limit import at_most
+
 from ..system.regular import open_regular
-from ..system.time_limit import at_most
 
 CREDENTIALS = "CREDENTIALS_DIRECTORY"  # systemd.exec(5)
 OPERATOR, READ = "operator", "read"

@@ -51,7 +51,9 @@ class OtherNodes:
         self._forwarded: OrderedDict[str, str] = OrderedDict()  # request -> node that has it
         performer.elsewhere = self.carry_out
         self.starts = Starts(
-            state.name, peers, Runs(self._owner, operators.request, operators.done))
+            state.name, peers,
+            Runs(self._owner, operators.request, operators.done,
+                 lambda *said: state.audit.refused(*said)))
 
     # ------------------------------------------------------------- asking for people
 

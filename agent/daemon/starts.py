@@ -198,11 +198,13 @@ class Nodes(Protocol):
 
 class Runs(NamedTuple):
     """What this part needs of the agent's own: whose launcher of a run is here (None: nobody's),
-    the core's queue of requests, False where it is full, and the journal."""
+    the core's queue of requests, False where it is full, the journal, and what writes down that a
+    user (uid, what, why, example) asked for another's."""
 
     owner: Callable[[str], int | None]
     request: Callable[[Request], bool]
     record: Callable[[Request], None]
+    refused: Callable[[int, str, str, str], None]
 
 
 class Starts:
@@ -288,8 +290,17 @@ class Starts:
                 raise Refusal("too many requests wait already: ask again")
             return Launched(asked.id, run, RUNNING)
         if found is None:
+            if self._is_anothers(uid, run):
+                self._runs.refused(uid, f"{END} a run", "another user's run", run)
             raise Refusal(f"{NOT_HERE} {run} of {user_name(uid)} is here")
         return found
+
+    def _is_anothers(self, uid: int, run: str) -> bool:
+        """Whether somebody else's run of this name goes on here, or is about to begin."""
+        if self._runs.owner(run) not in (None, uid):
+            return True
+        found = (one.of(run) for other, one in self._users.items() if other != uid)
+        return any(one is not None and one.state in (QUEUED, RUNNING) for one in found)
 
     def _look(self, uid: int, run: str) -> Launched:
         found = self._accepting(uid).of(run)

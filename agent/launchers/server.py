@@ -315,6 +315,8 @@ class LauncherServer:
         if len(fds) > 1 and pidfd_pid(fds[1]) not in (packet.pid, -1):
             raise ValueError(f"the second descriptor is no pidfd of {packet.pid}")
         if not session.owns(packet.pid):
+            self.listener.refused(session.uid, "page", "another user's process",
+                                  f"pid {packet.pid} as a rank of {session.hello.run}")
             raise ValueError(f"page of rank {packet.rank}: pid {packet.pid} is another user's")
         mapping = page_module.map_readonly(fds[0])
         pidfd = fds.pop(1) if len(fds) > 1 else -1

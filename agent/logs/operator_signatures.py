@@ -13,9 +13,10 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from holdfast.worker.time_limit import TooSlow, at_most
+
 from ..core.parse.logs.scan import Scanner
 from ..core.parse.logs.signatures import CULPRITS, RETRYABLE, ROLES
-from ..system.time_limit import TooSlow, at_most
 from . import files
 
 ROWS_MAX = 64  # in all files

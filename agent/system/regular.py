@@ -33,6 +33,16 @@ def open_regular(path: str | os.PathLike[str], *, follow: bool = True) -> int:
     return descriptor
 
 
+def check_regular(path: str | os.PathLike[str], limit: int) -> None:
+    """For a file that a library opens by its name.  OSError, or ValueError as read_regular."""
+    descriptor = open_regular(path)
+    try:
+        if os.fstat(descriptor).st_size > limit:
+            raise ValueError(f"longer than {limit} bytes")
+    finally:
+        os.close(descriptor)
+
+
 def read_regular(path: str | os.PathLike[str], limit: int, *, follow: bool = True) -> bytes:
     """The whole file.  OSError, or ValueError for what is no file or longer than `limit`."""
     with open(open_regular(path, follow=follow), "rb") as file:

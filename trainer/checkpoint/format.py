@@ -144,7 +144,7 @@ def weights_digest(tensors: Iterable[tuple[str, Buffer]]) -> str:
     return f"xxh3_128:{hasher.hexdigest()}"
 
 
-def _open(path: Path) -> BinaryIO:
+def open_regular(path: Path) -> BinaryIO:
     """For reading, at once: a FIFO or a device in a file's place is an error, never a wait."""
     if not stat.S_ISREG(os.stat(path).st_mode):  # some devices act when they are opened
         raise OSError(errno.EINVAL, "no regular file", str(path))
@@ -159,7 +159,7 @@ def digest_file(path: Path, algorithm: str, pace: Pace | None = None) -> str:
     if algorithm not in ALGORITHMS:
         raise CheckpointError(f"{path}: digest {algorithm!r} is not known")
     hasher: Any = xxhash.xxh3_128() if algorithm == "xxh3_128" else hashlib.sha256()
-    with _open(path) as file:
+    with open_regular(path) as file:
         while chunk := file.read(READ_BYTES):
             hasher.update(chunk)
             if pace is not None:
@@ -308,7 +308,7 @@ def commit(directory: Path, manifest: dict[str, Any], algorithm: str = "xxh3_128
 
 def _load_json(path: Path) -> dict[str, Any]:
     try:
-        with _open(path) as file:
+        with open_regular(path) as file:
             text = file.read(JSON_BYTES_MAX + 1)
         if len(text) > JSON_BYTES_MAX:
             raise CheckpointError(f"{path.name}: larger than {JSON_BYTES_MAX} bytes")

@@ -24,6 +24,7 @@ from ..model.time import Value
 CODES = {OK: 0, WARNING: 1, CRITICAL: 2, UNKNOWN: 3}  # Nagios; also holdfast_check_status
 WORST_FIRST = CRITICAL, WARNING, UNKNOWN, OK
 OPERATOR, FLEET, BASELINE, PROFILE = "operator", "fleet", "baseline", "profile"
+LIMIT_MAX = 1e21  # of a limit that somebody writes: a thousand exaflops
 MEASURED = FLEET, BASELINE  # by whom: distributions are compared, of other nodes or of this one
 SLURM_PROLOG, SLURM_HEALTH, BATCH, K8S = CONVENTIONS = (
     "slurm-prolog", "slurm-health", "batch", "k8s")

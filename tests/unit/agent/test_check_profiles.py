@@ -41,15 +41,20 @@ value = 4e10
 @pytest.mark.parametrize(("change", "why"), [
     (lambda text: text.replace('"amd"', '"AMD"'), "vendor 'AMD'"),
     (lambda text: text.replace("= 8", "= 0"), "0 devices"),
+    (lambda text: text.replace("= 8", "= 1025"), "1025 devices, of at most 1024"),
+    (lambda text: text.replace("4e10", "nan"), "limit of host_copy: value = nan: set 0 to 1e+21"),
+    (lambda text: text.replace("4e10", "inf"), "limit of host_copy: value = inf: set 0 to 1e+21"),
     (lambda text: text.replace("devices", "device"), "device"),
     (lambda text: text.replace("= 8", '= "8"'), "Expected `int`"),
     (lambda text: "[limits]\n", "it has no [profile]"),
     (lambda text: "profile = 3\n", ""), (lambda text: "[profile\n", "line 1"),
     (lambda text: "[[profile]]\n[[profile]]\n", "too many values"),
+    (lambda text: f"{'a.' * 40_000}a = 1\n", "takes longer than 0.05 s"),
 ])
 def test_an_operators_own_profile_is_read_or_what_is_wrong_with_it_is_said(
-    change: Callable[[str], str], why: str, tmp_path: Path
+    change: Callable[[str], str], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(profiles, "PARSE_S", 0.05, raising=False)
     file = tmp_path / "ours.toml"
     file.write_text(OWN)
     found = profiles.chosen(str(file))

@@ -18,6 +18,7 @@ from waiting import wait_for
 
 from holdfast.agent.launchers import connection, protocol, rank_monitor
 from holdfast.agent.launchers.protocol import RankLevel
+from holdfast.agent.launchers.run_session import RunSession
 from holdfast.agent.system import procfs
 from holdfast.worker import page as layout
 
@@ -94,6 +95,23 @@ def test_descriptors_are_checked_and_never_leak(agent, tmp_path):
         launcher.levels(generation=1, state="running", ranks=[])
         await until(lambda: node.seen and node.seen[-1].runs)
         await until(lambda: len(os.listdir("/proc/self/fd")) <= open_before + 2)
+        launcher.close()
+
+    serve(scenario, agent, tmp_path)
+
+
+def test_who_claims_another_users_process_is_written_down(agent, tmp_path, monkeypatch):
+    async def scenario(daemon, node, launch):
+        launcher = launch()
+        launcher.hello()
+        await launcher.receive("welcome")
+        monkeypatch.setattr(RunSession, "owns", lambda session, pid: False)  # a test may be root
+        launcher.page(0, os.getpid())
+        said = (await launcher.receive("error"))["error"]
+        assert f"page of rank 0: pid {os.getpid()} is another user's" in said
+        (refusal,) = daemon.state.audit.listed()
+        assert refusal[:4] == (os.getuid(), "page", "another user's process",
+                               f"pid {os.getpid()} as a rank of demo")
         launcher.close()
 
     serve(scenario, agent, tmp_path)

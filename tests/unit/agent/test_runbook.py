@@ -40,6 +40,9 @@ def test_a_good_one():
         ('scope    = "rank"\n', "", "x.md:1: scope: is missing"),
         ("count = 2", "count = -2", "x.md:5: budget: count = -2"),
         ("window_h = 12", 'window_h = "x"', "x.md:5: budget: window_h = 'x'"),
+        *(("window_h = 12", f"window_h = {hours}",
+           f"x.md:5: budget: window_h = {hours}: set hours > 0 and <= 8784")
+          for hours in ("nan", "inf", "0", "8785", "1e+300")),
         ("window_h = 12", "hours = 12", "x.md:5: budget: set { count"),
         ('"check"', '"never"', "x.md:6: clears: 'never'"),
         ('"HoldfastRankKilled"', '"RankKilled"', "x.md:7: alert"),

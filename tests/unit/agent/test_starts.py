@@ -40,11 +40,13 @@ class Wire:
         self.asked: list[tuple[str, dict[str, Any]]] = []
         self.journal: list[Request] = []
         self.requests: list[Request] = []
+        self.refused: list[tuple[int, str, str, str]] = []
         self.owners: dict[str, int] = {}  # of launchers that nobody here started
         self.agents = {name: Starts(name, Line(self, name), self.runs()) for name in names}
 
     def runs(self) -> Runs:
-        return Runs(self.owners.get, self.request, self.journal.append)
+        return Runs(self.owners.get, self.request, self.journal.append,
+                    lambda *said: self.refused.append(said))
 
     def request(self, one: Request) -> bool:
         self.requests.append(one)
@@ -149,6 +151,9 @@ def test_end_reaches_every_node() -> None:
         assert {node: row["state"] for node, row in rows.items()} == {
             "a": "refused", "b": "running", "c": "running"}
         assert not wire.requests, "who started them ends them"
+        assert not wire.refused
+        await wire.agents["c"].everywhere(END, BOB, Asked(["b"], "m5"))
+        assert wire.refused == [(BOB, "end a run", "another user's run", "m5")]
         while not all(len(one.got) == 2 for one in there):
             await asyncio.sleep(0)
         assert all(one.got[1] == {"do": END, "id": one.runs[0].id} for one in there)
@@ -165,6 +170,9 @@ def test_end_asks_the_core_where_a_launcher_was_started_otherwise() -> None:
         wire.owners["m5"] = ALICE
         theirs = await wire.agents["a"].everywhere(END, BOB, Asked(["b"], "m5"))
         assert theirs["b"]["state"] == "refused" and not wire.requests
+        assert wire.refused == [(BOB, "end a run", "another user's run", "m5")]
+        await wire.agents["a"].everywhere(END, BOB, Asked(["b"], "nobodys"))
+        assert len(wire.refused) == 1, "a name that nobody has is no run of another's"
         rows = await wire.agents["a"].everywhere(END, ALICE, Asked(["b"], "m5"))
         assert rows["b"]["state"] == "running"
         (asked,) = wire.requests

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import ssl
 import subprocess
@@ -99,6 +100,25 @@ def test_what_is_wrong_is_said(lines: str, why: str, files: Files, tmp_path: Pat
     file.write_text(f"[api]\n{lines}\n")
     with pytest.raises(ConfigError, match=why):
         load(file, serves=True)
+
+
+@pytest.mark.parametrize("setting", ["tls_cert", "tls_key", "tls_client_ca"])
+def test_a_fifo_or_an_endless_file_in_a_certificates_place_is_said_by_its_setting(
+    setting: str, files: Files, tmp_path: Path
+) -> None:
+    right = {"tls_cert": files["agent.pem"], "tls_key": files["agent.pem.key"],
+             "tls_client_ca": files["ours.pem"]}
+    fifo, large, file = tmp_path / "fifo", tmp_path / "large", tmp_path / "agent.toml"
+    os.mkfifo(fifo, 0o600)
+    large.touch(0o600)
+    os.truncate(large, 1 << 40)
+    for path, why in ((fifo, "is no regular file"), (large, "longer than 1048576 bytes")):
+        named = right | {setting: str(path)}
+        file.write_text("[api]\n" + "".join(f'{key} = "{one}"\n' for key, one in named.items()))
+        with pytest.raises(ConfigError) as refused:
+            load(file, serves=True)
+        (error,) = refused.value.errors
+        assert error.startswith(f"api.{setting}: {path}: {why}") and "set a file in PEM" in error
 
 
 def test_beyond_loopback_a_certificate_of_each_client_will_do(files: Files, tmp_path: Path) -> None:

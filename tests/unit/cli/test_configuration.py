@@ -12,6 +12,7 @@ import pytest
 
 from holdfast.agent.cli import launch, main
 from holdfast.agent.config.load import ConfigError, load
+from holdfast.agent.config.settings import Config
 from holdfast.agent.daemon.daemon import Daemon, Options
 
 Captured = pytest.CaptureFixture[str]
@@ -119,6 +120,49 @@ def test_a_fifo_of_tokens_holds_nobody_up(file: Path, tmp_path: Path) -> None:
 def test_a_bad_runbook_is_told(file: Path, capsys: Captured, tmp_path: Path) -> None:
     (tmp_path / "books/rank_hung.md").write_text("+++\nseverity = 'loud'\n+++\n")
     assert refused(file, capsys, tmp_path).count("rank_hung.md:2: severity: 'loud'") == 3
+
+
+def test_errors_of_settings_and_of_runbooks_are_told_together(
+    file: Path, capsys: Captured, tmp_path: Path
+) -> None:
+    add(file, '[agent]\ntick_s = "often"\n')
+    (tmp_path / "books/rank_hung.md").write_text("+++\nseverity = 'loud'\n+++\n")
+    assert main(["config", "check", "--config", str(file)]) == 78
+    said = capsys.readouterr().err
+    assert "agent.tick_s: " in said and "rank_hung.md:2: severity: 'loud'" in said
+
+
+def test_a_token_file_between_agents_is_read_by_config_check(
+    file: Path, capsys: Captured, tmp_path: Path
+) -> None:
+    token = tmp_path / "token"
+    add(file, f'[store]\nurl = "etcd://10.0.0.1:2379"\n[cluster]\ntoken_file = "{token}"\n')
+    for make, why in ((lambda: None, "No such file"), (lambda: token.touch(0o600), "is empty"),
+                      (lambda: token.chmod(0o644), f"chmod 600 {token}")):
+        make()
+        assert main(["config", "check", "--config", str(file)]) == 78
+        said = capsys.readouterr().err
+        assert f"{file}: cluster.token_file: {token}: " in said and why in said
+    token.write_text("a-token-of-some-length\n")
+    token.chmod(0o600)
+    assert main(["config", "check", "--config", str(file)]) == 0
+
+
+def test_a_run_without_a_configuration_is_refused_for_a_bad_runbook_of_the_sites(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own agent would read it, and end: the run went on unwatched, and ended with 0."""
+    assert launch.SITE_RUNBOOKS == Config().runbooks.directory
+    monkeypatch.setattr(launch, "SITE_RUNBOOKS", str(tmp_path / "books"))
+    launch.check_configuration({"HOLDFAST_RUNTIME_DIR": "/x"})  # there are none
+    (tmp_path / "books").mkdir()
+    launch.check_configuration({"HOLDFAST_RUNTIME_DIR": "/x"})
+    (tmp_path / "books/rank_hung.md").write_text("+++\nseverity = 'loud'\n+++\n")
+    with pytest.raises(launch.Failure, match="rank_hung.md:2: severity: 'loud'") as refused:
+        launch.check_configuration({"HOLDFAST_RUNTIME_DIR": "/x"})
+    assert refused.value.code == 78
+    monkeypatch.setattr(launch, "_node_agent", lambda _: True)
+    launch.check_configuration({})
 
 
 def test_a_run_of_the_nodes_agent_reads_no_configuration(

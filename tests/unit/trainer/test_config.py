@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 import pickle
+from typing import get_type_hints
 
 import pytest
 
-from holdfast.trainer.config import MOVED, Config, ConfigError, load, named_class, read_options
+from holdfast.trainer.config import (
+    MOVED,
+    Config,
+    ConfigError,
+    Options,
+    load,
+    named_class,
+    read_options,
+)
 from holdfast.trainer.example.data import CodeSearchOptions
+from holdfast.trainer.example.model import EncoderOptions
+from holdfast.trainer.example.multitask import MultiTaskOptions
+from holdfast.trainer.feed.ray_data import RayOptions
+from holdfast.trainer.feed.shards import ShardOptions
 from holdfast.trainer.standalone import place
 
 
@@ -69,6 +84,69 @@ def test_a_file_may_begin_with_the_mark_that_windows_writes(tmp_path):
 
 def test_no_file(tmp_path):
     assert "cannot be read" in problems(str(tmp_path / "none.toml"))[0]
+
+
+def test_what_is_no_file_is_an_error_and_never_a_wait(tmp_path):
+    """The launcher reads before it answers a Ctrl-C, and /dev/zero has no end."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    keeper = os.open(fifo, os.O_RDWR)  # so that a reader that waits, waits for a byte and not here
+    os.write(keeper, b"steps = \n")
+    try:
+        for path in (str(fifo), "/dev/null"):
+            (problem,) = problems(path)
+            assert f"{path}: cannot be read: no regular file: set a TOML file" in problem
+    finally:
+        os.close(keeper)
+
+
+def test_a_key_that_takes_for_ever_to_read_is_given_up(tmp_path, monkeypatch):
+    monkeypatch.setattr("holdfast.trainer.config.PARSE_S", 0.05)
+    file = tmp_path / "train.toml"
+    file.write_text("model_options." + ".".join("a" * 40_000) + " = 1\n")
+    (problem,) = problems(str(file))
+    assert "takes longer than 0.05 s to read: shorten its keys" in problem
+
+
+@pytest.mark.parametrize("content", ["a." * 3000 + "a = 1", "a = [{a" + ".a" * 3000 + " = 1}]"])
+def test_tables_lie_in_one_another_to_a_depth(tmp_path, content):
+    file = tmp_path / "train.toml"
+    file.write_text(f"[model_options]\n{content}\n")
+    (problem,) = problems(str(file))
+    assert "model_options: more than 32 tables or lists in one another: set fewer" in problem
+
+
+def test_a_file_with_what_python_cannot_count_is_said(tmp_path):
+    file = tmp_path / "train.toml"
+    for content, said in (("steps = " + "9" * 5000, "not TOML"), ("a = " + "[" * 5000, "not TOML"),
+                          ("model = 0x" + "f" * 5000, "a number of thousands of digits"),
+                          ("[optimizer]\nlearning_rate = 0x" + "f" * 5000,
+                           "a number of thousands of digits: set a number above 0")):
+        file.write_text(content)
+        (problem,) = problems(str(file))
+        assert said in problem and len(problem) < 400
+
+
+TABLES = [Config, EncoderOptions, MultiTaskOptions, CodeSearchOptions, RayOptions, ShardOptions,
+          *(type(one.default) for one in dataclasses.fields(Config)
+            if isinstance(one.default, Options))]
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_every_number_has_an_upper_bound_that_its_error_says(table):
+    for name, kind in get_type_hints(table).items():
+        wrong = {int: (10**20,), float: (1e20, float("inf"), float("nan"))}.get(kind, ())
+        for value in wrong:
+            with pytest.raises(ConfigError) as raised:
+                read_options(table, {name: value})
+            told = "\n".join(raised.value.problems)
+            assert f"{name} = {value!r}: set " in told, (name, value)
+
+
+def test_more_steps_than_a_page_can_hold_are_refused():
+    (problem,) = problems(None, ["steps=10000000000000000"])
+    assert problem.endswith("set at least 1 and at most 1000000000000")
+    assert "auto, or at least 1" in problems(None, [f"mics.group={10**20}"])[0]
 
 
 def test_named_class():
