@@ -7,6 +7,7 @@ so a version never moves behind this object's back and reads come from memory.
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import math
 import os
@@ -44,8 +45,7 @@ class DirectoryLock:
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise StoreError(f"{path}: {error.strerror}: set agent.state_dir to a directory "
-                             "that this user may write") from error
+            raise _unwritable(path, error) from error
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -53,14 +53,26 @@ class DirectoryLock:
             os.close(fd)
             raise InUse(f"{directory}: in use by another agent, pid {holder}: stop it, or "
                              "set agent.state_dir to another directory") from error
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        try:
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        except OSError as error:
+            os.close(fd)
+            raise _unwritable(path, error) from error
         self._fd = fd
 
     def release(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+def _unwritable(path: Path, error: OSError) -> StoreError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return StoreError(f"{path}: {error.strerror}: make room there, or set agent.state_dir to a "
+                          "directory on another disk")
+    return StoreError(f"{path}: {error.strerror}: set agent.state_dir to a directory that this "
+                      "user may write")
 
 
 def open_database(path: Path) -> sqlite3.Connection:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from holdfast.agent.cli import launch, main
 from holdfast.agent.config.load import ConfigError, load
 from holdfast.agent.config.settings import Config
 from holdfast.agent.daemon.daemon import Daemon, Options
+from holdfast.agent.store import sqlite
 
 Captured = pytest.CaptureFixture[str]
 TOKEN = '"operator-token-0123" = "operator"\n'
@@ -163,6 +165,24 @@ def test_a_run_without_a_configuration_is_refused_for_a_bad_runbook_of_the_sites
     assert refused.value.code == 78
     monkeypatch.setattr(launch, "_node_agent", lambda _: True)
     launch.check_configuration({})
+
+
+@pytest.mark.parametrize("call", ["pwrite", "ftruncate"])
+def test_an_agent_says_where_the_disk_is_full_and_what_to_do(
+    call: str, file: Path, capsys: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    state = tmp_path / "state"
+    words = ["agent", "--config", str(file), "--state", str(state), "--runtime", str(tmp_path)]
+    monkeypatch.setattr(sqlite.os, call, full)
+    assert main(words) == 78
+    assert capsys.readouterr().err == (
+        f"holdfast agent: {state}/lock: No space left on device: make room there, or set "
+        "agent.state_dir to a directory on another disk\n")
+    monkeypatch.undo()
+    sqlite.DirectoryLock(state).release()  # nobody holds it
 
 
 def test_a_run_of_the_nodes_agent_reads_no_configuration(

@@ -12,10 +12,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from holdfast.agent.checks import round as checks_round
 from holdfast.agent.cli import accept, demo
 from holdfast.agent.cli.doctor import job_interpreter
+from holdfast.agent.config.settings import Collectors
+from holdfast.agent.peers import attend as peers_attend
 from holdfast.agent.peers import tester as peers_tester
 from holdfast.agent.system import die_with_parent
 from holdfast.collectors import PROBED
@@ -45,11 +49,15 @@ STARTERS = {
     "agent/cli/doctor_node.py": "",
     "agent/cli/launch.py": "launcher",
     "agent/cli/start_on.py": "launcher",
+    "agent/config/child.py": "agents",
+    "agent/daemon/parts/checks.py": "agents",
+    "agent/daemon/peer_rounds.py": "agents",
     "agent/evidence/__main__.py": "",
     "agent/peers/tester.py": "peers",
     "agent/store/own_etcd.py": "",
     "agent/system/child_probe.py": "collectors",
     "agent/system/die_with_parent.py": "",
+    "agent/telemetry/collectors.py": "collectors",
     "agent/telemetry/journalctl.py": "journalctl",
     "collectors/amd.py": "",
     "collectors/neuron.py": "",
@@ -65,7 +73,8 @@ STARTERS = {
     "worker/launcher/launcher.py": "launcher",
     "worker/launcher/log_watch.py": "logs",
 }
-STARTS = re.compile(r"subprocess\.(run|Popen|call|check)|subprocess_exec\(|os\.exec|posix_spawn")
+STARTS = re.compile(r"subprocess\.(run|Popen|call|check)|subprocess_exec\(|os\.exec|posix_spawn"
+                    r"|prober\.ask\(|\bHelper\(")  # these two start what they are handed
 
 
 @pytest.fixture
@@ -135,6 +144,28 @@ def test_a_collectors_child(traps: Path, tmp_path: Path, collector: str) -> None
     assert command[1:3] == ["-P", "-m"]
     run([*command, collector, json.dumps(Roots())], environ)
     assert not sprung(tmp_path)
+
+
+@pytest.mark.parametrize(("file", "module", "asked", "says"), [
+    ("agent/config/child.py", "holdfast.agent.config.child", lambda folder: ["", {}],
+     '"errors":[],"config"'),
+    ("agent/daemon/parts/checks.py", "holdfast.agent.checks.round",
+     lambda folder: checks_round.Round("a", ("clock",), str(folder / "kept"), "b", Collectors()),
+     '"check":"clock"'),
+    ("agent/daemon/peer_rounds.py", "holdfast.agent.peers.attend",
+     # An address that this machine has not: it can coordinate nothing, and says so.
+     lambda folder: peers_attend.Asked((("a", "203.0.113.1"),), 0, 1, 1.0, str(folder), "b"),
+     '"problem":"a: '),
+])
+def test_a_child_of_the_agents(
+    traps: Path, tmp_path: Path, file: str, module: str, asked: Callable[[Path], object], says: str
+) -> None:
+    assert f'command = (sys.executable, "-P", "-m", "{module}"' in source(file)
+    command, environ = own_module(module, dict(os.environ))  # as the agent has it
+    assert command[1:3] == ["-P", "-m"]
+    said = run([*command, msgspec.json.encode(asked(tmp_path)).decode()], environ)
+    assert not sprung(tmp_path), said
+    assert says in said, said
 
 
 def test_journalctl(traps: Path, tmp_path: Path) -> None:
