@@ -24,6 +24,7 @@ from .text import (
     Span,
     clock,
     count,
+    cut,
     field,
     line,
     seconds,
@@ -32,6 +33,7 @@ from .text import (
 )
 
 Json = Mapping[str, Any]
+STORE_WHY_MAX = 200  # characters; `status --json` has all of them
 STORE_SLOW_S = 0.5  # and page.html's: a busy machine is not slow yet, and a lease stands seconds
 INDENT = 12  # of the text beside a severity
 ACTION = re.compile(r"[a-z_]+: ")
@@ -219,7 +221,8 @@ def _node(answer: Json) -> list[Line]:
 
 def _store(answer: Json) -> str:
     if not answer["store_up"]:
-        return "store down"
+        why = " ".join(answer.get("store_problem", "").split()).removeprefix("store: ")
+        return "store down" + (f" ({cut(why, STORE_WHY_MAX)})" if why else "")
     took_s = answer.get("store_answer_s", 0.0)
     if took_s < STORE_SLOW_S:
         return "store up"

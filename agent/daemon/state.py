@@ -74,7 +74,7 @@ class AgentState:
         self.started_s = time.monotonic()
         self.errors = ErrorCounters()
         self.store_traffic: Traffic | None = None
-        self.refused_nodes: Callable[[], Mapping[str, str]] = dict  # agents of a distant release
+        self.refused_nodes: Callable[[], Mapping[str, str]] = dict  # node -> why
         self.out_of_touch: Callable[[], int] = int  # how many nodes it exchanges no beats with
         self.disk_problem = ""  # why journal or store take no writes
         self.reload_ok = True

@@ -21,9 +21,16 @@ PACKET_MAX_BYTES = 65536
 RANKS_MAX = 1024  # of one launcher; admission.py says how many of all
 NAME_MAX = 128
 NNODES_MAX = 2048  # as worker/launcher/spec.py refuses more
-NO_NODES = ('a run over nodes needs a store that all of them reach, and this agent keeps its own: '
-            'set url = "etcd://HOST:2379,..." under [store] in its configuration; a run whose '
-            "agents are its own takes --rdzv-endpoint HOST:PORT instead")
+NO_NODES = "a run over nodes needs a store that all of them reach"
+# The agent of a node serves all runs there out of one store, and so cannot have one run's.
+NODES_OWN = NO_NODES + (
+    ", and this node's agent has one for this node alone (it reads no --rdzv-endpoint): set "
+    'url = "etcd://HOST:2379,..." under [store] in its configuration, on all nodes; or start the '
+    "run with HOLDFAST_RUNTIME_DIR=FOLDER and --rdzv-endpoint HOST:PORT on each: then it has an "
+    "agent of its own there")
+RUNS_OWN = NO_NODES + (
+    ": name one of them with --rdzv-endpoint HOST:PORT, the same on all; or set url = "
+    '"etcd://HOST:2379,..." under [store] in the file that HOLDFAST_CONFIG names')
 # What is looked up, opened or compared by its exact text, and so is never redacted.
 NAMES = frozenset({"t", "run", "node", "user", "id", "path", "cwd", "log_dir", "checkpoint_dir",
                    "python", "grade", "state", "signature", "outcome", "compile_caches"})
@@ -221,8 +228,9 @@ def encode(fields: Mapping[str, object]) -> bytes:
     return packet
 
 
-def refusal(hello: Hello, many_nodes: bool = False) -> str:
-    """Why a launcher cannot be served, or "" when it can."""
+def refusal(hello: Hello, many_nodes: bool = False, is_runs_own: bool = False) -> str:
+    """Why a launcher cannot be served, or "" when it can.  `many_nodes`: other nodes reach the
+    agent's store.  `is_runs_own`: the agent serves one run, and is no node's."""
     if not 1 <= hello.protocol <= PROTOCOL + 1 or hello.protocol < PROTOCOL - 1:
         return (
             f"this agent speaks protocol {PROTOCOL} and works with its neighbours; the launcher "
@@ -237,5 +245,5 @@ def refusal(hello: Hello, many_nodes: bool = False) -> str:
     if not 1 <= hello.unit <= hello.nnodes:
         return f"--unit {hello.unit} of {hello.nnodes} nodes: set 1 to {hello.nnodes}"
     if hello.nnodes > 1 and not many_nodes:
-        return NO_NODES
+        return RUNS_OWN if is_runs_own else NODES_OWN
     return ""

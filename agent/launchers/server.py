@@ -226,7 +226,7 @@ class LauncherServer:
             self.listener.wake("coming")
 
     def _hello(self, connection: Connection, hello: protocol.Hello) -> None:
-        why_not = protocol.refusal(hello, self.many_nodes)
+        why_not = protocol.refusal(hello, self.many_nodes, bool(self._only_run))
         if not why_not and self._only_run and hello.run != self._only_run:
             why_not = f"this agent serves run {self._only_run} alone, not {hello.run}"
         old = self._runs.get(hello.run)

@@ -29,6 +29,9 @@ INCOMING_MAX = 2 * LINES_MAX  # those that have proven nothing among them
 NOTHING_LEFT = (
     "a silent node cannot be asked whether it lives: this machine has no descriptor, port or "
     "memory left for it. Until it has, a dead node is noticed by its lease, or by the others")
+OTHER_TOKEN = (
+    "{name} ({host}:{port}) holds another cluster token than this node, and no word of it is taken "
+    "here: set the same cluster.token_file on all nodes, or on none, and start their agents again")
 ASKING_MAX, ANSWERING_MAX = 32, 16  # questions at a time, our own and the others'
 ANSWER_MAX = 2 << 20  # of one answer
 
@@ -47,7 +50,7 @@ class Line(Way):
         self.wake = asyncio.Event()
         self.is_up = False
         self.problem = ""
-        self.refusal = ""  # why its release is not spoken with
+        self.refusal = ""  # why no word is exchanged with it until a person mends that
         self.round_trip_s: float | None = None  # as the newest connection found it
         self.task = asyncio.get_running_loop().create_task(self._run())
 
@@ -58,10 +61,15 @@ class Line(Way):
             except (OSError, TimeoutError, EOFError, ValueError, transport.Refused) as error:
                 self.problem = str(error) or type(error).__name__
                 if isinstance(error, transport.TooFar):
-                    self.refusal = f"{self.name} {error}"
-                    self.peers.on_error("peers", self.refusal)
+                    self._refused(f"{self.name} {error}")
+                elif isinstance(error, transport.OtherToken):
+                    self._refused(OTHER_TOKEN.format(name=self.name, **self.address._asdict()))
             self.is_up = False
             await asyncio.sleep(RETRY_S)
+
+    def _refused(self, why: str) -> None:
+        self.refusal = why
+        self.peers.on_error("peers", why)
 
     async def _talk(self) -> None:
         peers = self.peers
@@ -200,7 +208,7 @@ class Peers(Conversation[Line]):
         return tuple(name for name in self.addresses if name not in self.lost)
 
     def refused(self) -> dict[str, str]:
-        """The nodes whose release is too far from this one, and why."""
+        """The nodes whose release is too far from this one, or whose token is another, and why."""
         return {name: line.refusal for name, line in self.lines.items() if line.refusal}
 
     def out_of_touch(self) -> int:

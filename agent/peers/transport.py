@@ -39,6 +39,10 @@ class TooFar(Refused):
     """The other side's release is neither this one nor a neighbour of it."""
 
 
+class OtherToken(Refused):
+    """The other side proves another token than this one."""
+
+
 class Channel:
     """One connection, once both sides are proven.  `peer` is the other side's name."""
 
@@ -150,7 +154,7 @@ async def connect(host: str, port: int, token: bytes, name: str) -> Channel:
             if not hmac.compare_digest(str(answer.get("mac", "")).encode(),
                                        _mac(token, b"server", *said)):
                 _refuse_far(first)  # an older one than this says it in other words
-                raise Refused(str(answer.get("refused") or "it holds another token"))
+                raise OtherToken(str(answer.get("refused") or "it holds another token"))
             _refuse_far(first)
     except (Refused, OSError, ValueError, EOFError, asyncio.LimitOverrunError) as error:
         writer.close()
@@ -172,7 +176,7 @@ async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter,
         if not hmac.compare_digest(str(answer.get("mac", "")).encode("utf-8", "replace"),
                                    _mac(token, b"client", *said)):
             await _say(writer, {"refused": "it holds another token"})
-            raise Refused(f"somebody who calls itself {name!r} holds another token")
+            raise OtherToken(f"somebody who calls itself {name!r} holds another token")
         try:
             _refuse_far(answer)
         except TooFar as error:

@@ -49,6 +49,9 @@ LOOK_S, LOCK_LOOK_S = 0.25, 0.02
 RESTART_S = 1.0
 ASK_S = 1.0
 ANSWER_MAX = 1 << 16
+# Of a static line, whose --master-port is that of the ranks' own store, the two are taken for one.
+ANOTHER_PORT = (f"give this run another port with {FLAG} HOST:PORT, the same on all nodes "
+                "(--master-port is that of the ranks' own store)")
 HOW_TO_GET = ("install it on this node (Debian, Ubuntu: apt-get install etcd-server), or set url = "
               '"etcd://HOST:2379,..." under [store] on all nodes')
 
@@ -202,8 +205,7 @@ class OwnEtcd:
         if why:
             other = keeper(place)
             who = f": the etcd of run {other} is there" if other else ""
-            raise StoreError(f"{FLAG} {place.name}: {why}{who}: give this run another port, the "
-                             "same on all nodes")
+            raise StoreError(f"{FLAG} {place.name}: {why}{who}: {ANOTHER_PORT}")
 
     @property
     def pid(self) -> int:

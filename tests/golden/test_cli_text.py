@@ -186,6 +186,19 @@ def test_a_store_that_answers_slowly_is_told_with_how_slowly() -> None:
     assert "store down" in down and "slow" not in down
 
 
+@pytest.mark.parametrize(("problem", "words"), [
+    ("store: etcd at 10.0.0.1:2379, cluster 'main', came back empty: this node knows it as 1f.\n"
+     "Where there is no backup: holdfast store seed",
+     "store down (etcd at 10.0.0.1:2379, cluster 'main', came back empty: this node knows it as "
+     "1f. Where there is no backup: holdfast store seed)"),
+    ("store: " + 300 * "x", f"store down ({199 * 'x'}…)"),
+])
+def test_a_store_that_is_refused_is_told_with_the_reason(problem: str, words: str) -> None:
+    node = json.loads((HERE / "status.json").read_text())
+    text = plain(report.status([node | {"store_up": False, "store_problem": problem}]))
+    assert words.replace(" ", "") in "".join(text.split()), text
+
+
 def test_an_id_is_never_cut() -> None:
     """It is what one asks for next, and those of a node all begin alike."""
     ids = [f"node-node-17-neuron_memory_uncorrected-neuron-{number}-1" for number in (3, 11)]

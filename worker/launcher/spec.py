@@ -484,9 +484,11 @@ def parse(command: str, argv: List[str], environ: Dict[str, str]) -> Spec:
     if options.reason and not options.ignore_check:
         fail("--reason belongs to --ignore-check NAME, and none is given")
     rendezvous = options.rdzv_endpoint or options.master_addr
+    named = naming.meeting_place(
+        options.rdzv_endpoint, options.master_addr, options.master_port)
     try:
         name = naming.run_name(options.run, options.rdzv_id, program.target, environ,
-                               rendezvous if nnodes > 1 else None)
+                               named if nnodes > 1 else None)
     except ValueError as error:
         fail(str(error))
     return Spec(

@@ -176,7 +176,8 @@ class Exclusions:
                 fault=fault, subject="fleet", severity=WARN, confidence=1.0,
                 reason=f"the breaker is open: {why}", detector="breaker"))
         if fault not in incidents.open:
-            incidents.add(ctx, fault, Entry(fleet_incident(fault, why, ctx.now, self.name)))
+            number = incidents.number(fault)
+            incidents.add(ctx, fault, Entry(fleet_incident(fault, why, ctx.now, self.name, number)))
 
     def _stands(self, wanted: dict[str, members.NodeDoc], node: str, ctx: Context) -> bool:
         doc = members.doc_of(ctx.observed.store, node_subject(node))
@@ -311,9 +312,10 @@ def fleet_nodes(name: str, ctx: Context) -> tuple[str, ...]:
     return tuple(sorted(nodes))
 
 
-def fleet_incident(fault: str, why: str, now: Now, node: str) -> Incident:
+def fleet_incident(fault: str, why: str, now: Now, node: str, number: int) -> Incident:
+    """`number`: how often this node has told of the fault, so that the next one is another."""
     text = f"the breaker is open, no node is excluded for it: {why}"
     return Incident(
-        id=f"fleet-{fault}-breaker-{node}", fault=fault, subject="fleet", severity=WARN, run="",
-        generation=0, opened_wall_s=now.wall_s, opened_boot_s=now.boot_s, reason=text,
+        id=f"fleet-{fault}-breaker-{node}-{number}", fault=fault, subject="fleet", severity=WARN,
+        run="", generation=0, opened_wall_s=now.wall_s, opened_boot_s=now.boot_s, reason=text,
         culprit="a common cause, no single node", timeline=((now.wall_s, text),))

@@ -30,8 +30,8 @@ WARNING = ("this node is a single point of failure for the run: it keeps the run
            "of them (docs/cluster.md)")
 WAITS = ("waiting for the node of --rdzv-endpoint {where}, which keeps the run's state and does "
          "not answer{why}")
-OTHERS = ("--rdzv-endpoint {where}: the etcd of run {other} is there, not of {run}: give this run "
-          "another port, the same on all nodes")
+OTHERS = ("--rdzv-endpoint {where}: the etcd of run {other} is there, not of {run}: "
+          + own_etcd.ANOTHER_PORT)
 
 
 class Rendezvous:

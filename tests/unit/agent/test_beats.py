@@ -172,6 +172,25 @@ def test_another_token_gets_nowhere_and_is_said() -> None:
     asyncio.run(body())
 
 
+def test_both_sides_of_another_token_name_it_to_people_until_it_is_the_same() -> None:
+    """It stood in the agent's log alone, and the run's terminal waited in silence."""
+    async def body() -> None:
+        a, b = Agent("a"), Agent("b", b"another" * 4)
+        async with agents(a, b):
+            for one, other in ((a, b), (b, a)):
+                found = await until(one.peers.refused)
+                (why,) = found.values()
+                name, address = other.peers.name, other.address
+                assert why.startswith(f"{name} (127.0.0.1:{address.port}) holds another cluster "
+                                      "token than this node"), why
+                assert "cluster.token_file" in why and why in one.heard.errors
+            b.peers.token = a.peers.token
+            await until(lambda: a.peers.lines["b"].is_up and b.peers.lines["a"].is_up)
+            assert a.peers.refused() == b.peers.refused() == {}
+
+    asyncio.run(body())
+
+
 @asynccontextmanager
 async def greeting(agent: Agent, **more: object) -> AsyncIterator[dict[str, object]]:
     """What an agent answers one of another release, which proves its token by hand."""

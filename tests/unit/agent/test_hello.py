@@ -6,6 +6,8 @@ import json
 import os
 
 import msgspec
+import pytest
+from fakes import serve
 
 from holdfast.agent.launchers import protocol
 from holdfast.agent.launchers.run_session import RunSession
@@ -32,6 +34,25 @@ def test_what_a_run_asks_of_its_world_reaches_the_core(tmp_path):
     assert protocol.refusal(asked, many_nodes=True) == ""
     wrong = msgspec.structs.replace(asked, unit=5)
     assert "--unit 5 of 4 nodes" in protocol.refusal(wrong, many_nodes=True)
+
+
+@pytest.mark.parametrize(("run", "says"), [
+    ("", ("this node's agent has one for this node alone", "under [store]",
+          "HOLDFAST_RUNTIME_DIR=FOLDER")),
+    ("demo", ("name one of them with --rdzv-endpoint HOST:PORT", "HOLDFAST_CONFIG")),
+])
+def test_an_agent_without_a_store_of_all_nodes_says_what_would_give_the_run_one(
+    agent, tmp_path, run, says
+):
+    """A node's own advised --rdzv-endpoint, which it does not read, where it was given too."""
+    async def scenario(daemon, node, launch):
+        launcher = launch(run="demo", nnodes=2, nnodes_min=2)
+        launcher.hello()
+        error = (await launcher.receive("error"))["error"]
+        assert all(one in error for one in says), error
+        launcher.close()
+
+    serve(scenario, agent, tmp_path, private=bool(run), run=run)
 
 
 def test_a_user_without_a_name_is_said_by_number(tmp_path, monkeypatch):

@@ -123,7 +123,8 @@ def test_a_port_that_is_taken_is_named_with_who_has_it(
     for body, who in ((b"{}", "Address already in use: give"),
                       (b'{"members": [{"name": "run-night"}]}', "the etcd of run night is there")):
         listener.body = body  # type: ignore[attr-defined]
-        with pytest.raises(StoreError, match=f"n0:{port}: .*{who}.* another port"):
+        with pytest.raises(StoreError, match=f"n0:{port}: .*{who}.* another port "
+                           "with --rdzv-endpoint HOST:PORT"):
             own_etcd.OwnEtcd(place, tmp_path, lambda part, why: None)
 
 

@@ -122,7 +122,26 @@ def test_the_breaker_stops_excluding_and_tells_once() -> None:
     assert not any(k.startswith("node/") for k in cluster.docs)
     leader = cluster.labs[cluster.leader()]
     assert [i.id for i in leader.decision.incidents] == [
-        f"fleet-gpu_lost-breaker-{cluster.leader()}"]
+        f"fleet-gpu_lost-breaker-{cluster.leader()}-1"]
+
+
+def test_a_breaker_that_opens_again_on_one_node_is_another_incident() -> None:
+    """Under one id the second overwrote what was known of the first."""
+    cluster = started("abcde", nnodes=2)
+    leader = cluster.labs[cluster.leader()]
+    for _ in range(2):
+        for name in "cde":
+            cluster.fatal[name] = "gpu_lost"
+        cluster.run(10)
+        for name in "cde":  # each is booted anew, without the fault
+            del cluster.fatal[name]
+            cluster.labs[name].boot_id += "+"
+        cluster.run(10)
+    found = [one for one in leader.incidents.values() if one.subject == "fleet"]
+    assert [one.id for one in found] == [f"fleet-gpu_lost-breaker-{leader.name}-{number}"
+                                         for number in (1, 2)]
+    assert [one.state for one in found] == ["closed", "closed"]
+    assert found[0].opened_boot_s < found[1].opened_boot_s
 
 
 def test_who_just_began_excludes_nobody_before_the_fleet_is_heard_of() -> None:

@@ -136,11 +136,36 @@ def test_a_mistake_is_one_line_and_78(argv, says, script, capfd):
         ("", "x", {"SLURM_JOB_ID": "7"}, "x"),
         ("", "none", {"SLURM_JOB_ID": "7"}, "7"),
         ("a/b c", "", {}, "a-b-c"),
-        ("n" * 100, "", {}, "n" * naming.LIMIT),
+        ("n" * naming.LIMIT, "", {}, "n" * naming.LIMIT),
+        ("n" * 100, "", {}, "n" * 39 + "-4e9d8231"),
+        ("", "", {"PBS_JOBID": "n" * 100}, "n" * 39 + "-4e9d8231"),
     ],
 )
 def test_the_runs_name(given, rdzv, environ, name):
     assert naming.run_name(given, rdzv, "dir/train.py", environ) == name
+
+
+def test_two_long_names_with_one_beginning_stay_two_runs():
+    long = "finetune-of-the-large-model-on-the-cleaned-data-seed-"
+    first, second = (naming.run_name(long + end, "", "train.py", {}) for end in "12")
+    assert first != second and len(first) == len(second) == naming.LIMIT
+    assert naming.run_name(first, "", "train.py", {}) == first  # as --on hands it on
+
+
+def test_two_static_jobs_on_one_master_address_are_two_runs(script):
+    static = ("--nnodes", "2", "--master-addr", "node0")
+    names = [parse(*static, "--node-rank", rank, "--master-port", port, script).run
+             for port in ("29501", "29502") for rank in ("0", "1")]
+    assert names == ["train-node0-29501"] * 2 + ["train-node0-29502"] * 2
+    # A line without a port, or with the one that torchrun takes then, is called as it was.
+    for more in ((), ("--master-port", "29500"), ("--master-port", "0")):
+        options = parse(*static, *more, script)
+        assert (options.run, options.rendezvous) == ("train-node0", "node0")
+    # Where c10d meets is what names its run; the port is that of the ranks' store alone.
+    c10d = ("--nnodes", "2", "--rdzv-endpoint", "node0:29400", "--master-port", "29501")
+    assert parse(*c10d, script).run == "train-node0-29400"
+    assert parse("--nnodes", "2", "--master-addr", "fd00::1", "--master-port", "29501",
+                 script).run == "train-fd00-1-29501"
 
 
 def test_nodes_come_to_one_name_and_say_how_many_they_are(script):
