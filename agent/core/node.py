@@ -47,7 +47,7 @@ from .nodes import check_reports, exclusions, fleet_baseline, kernel_incidents, 
 from .nodes.alert_actions import LOST, AlertMemory, NodeAlerts
 from .nodes.check_runs import CheckMemory, CheckRuns
 from .nodes.condition_incidents import ConditionIncidents, ConditionMemory
-from .nodes.exclusions import Exclusions
+from .nodes.exclusions import Exclusions, OwnDoc
 from .nodes.fleet_pause import FleetPause, PauseMemory
 from .nodes.identity import Identities
 from .nodes.kernel_incidents import KernelIncidents, KernelMemory
@@ -96,6 +96,7 @@ class NodeMemory(msgspec.Struct):
     paused_until_wall_s: float = 0.0  # when that ends by itself; 0 = a person ends it
     paused: str = ""  # why an operator paused this node, whatever runs here; "" = not paused
     fleet_pause: PauseMemory = msgspec.field(default_factory=PauseMemory)
+    own: OwnDoc = msgspec.field(default_factory=OwnDoc)
     left_for: str = ""  # the announced end of this node for which it drained itself last
 
 
@@ -123,7 +124,7 @@ class Node:
         # An intent without an outcome is never replayed: what is still wanted gets a new id.
         self.kept.in_flight.pending = {}
         self.cases = {run: RunCase(state) for run, state in sorted(self.kept.runs.items())}
-        self.exclusions = Exclusions(name)
+        self.exclusions = Exclusions(name, self.kept.own)
         self.fleet_pause = FleetPause(self.kept.fleet_pause)
         self.kernel = KernelIncidents(name, self.kept.kernel)
         self.conditions = ConditionIncidents(name, self.kept.conditions)
@@ -312,9 +313,8 @@ class Node:
                 found += self._looks(book, view)
                 continue  # no cause of a run comes of it
             for rank in (-1, *(r.rank for r in view.ranks)):
-                cause = ends.Cause(fault=fault, generation=view.generation, reason=fault, rank=rank,
-                                   node=self.name, step=-1, detector=detector,
-                                   user=fault in ends.OF_THE_JOB)
+                cause = ends.Cause(fault, view.generation, fault, rank, self.name, step=-1,
+                                   detector=detector, user=fault in ends.OF_THE_JOB)
                 granted = case.outlook(context, cause) if case is not None else None
                 if granted is not None and case is not None:
                     paused = case.state.held.rests or bool(self.kept.paused)
