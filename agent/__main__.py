@@ -15,7 +15,7 @@ from pathlib import Path
 
 from holdfast.worker import exits
 
-from .config.load import DEFAULT_FILE, ConfigError, load
+from .config.load import DEFAULT_FILE, ConfigError, load, within_limit
 from .config.runbooks import RunbookError
 from .config.store import read_password
 from .daemon.daemon import Daemon, Node, Options
@@ -84,7 +84,8 @@ def main(arguments: Sequence[str]) -> int:
         os.umask(0o077)  # what it keeps of a run is its user's alone
     raise_open_files()
     try:
-        loaded = load(options.config_file, options.overrides, serves=True)
+        with within_limit("holdfast agent", options.config_file):
+            loaded = load(options.config_file, options.overrides, serves=True)
         if options.rendezvous and not loaded.config.store.url:
             place = own_etcd.found(own_etcd.parse(options.rendezvous, options.run))
             token_file = loaded.config.cluster.token_file

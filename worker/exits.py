@@ -42,7 +42,7 @@ _RUN = (
         "%d, %d and %d become %d" % (*OURS, FAILED)),
     row(RETRY, "try again, elsewhere: a check refused this node, preempted (SIGTERM, SIGQUIT, "
         "SIGUSR1, SIGUSR2), drained, the terminal was closed (SIGHUP), or the machine refused "
-        "processes or files"),
+        "processes or files, or does not answer for the configuration"),
     row(BUDGET_SPENT, "the restarts are used up, and not by the script's fault"),
     row(CONFIGURATION, "flags, settings or files are wrong, or the agent refuses this run"),
     row(NOT_EXECUTABLE, "the command of --no-python cannot be executed"),
@@ -139,7 +139,10 @@ EXITS: Dict[str, Tuple[Row, ...]] = {
         row(FAILED, "they may not, or it was not: the problem is said"),
         row(CONFIGURATION, "configuration is bad, or names no store for many nodes"),
     ),
-    "config": (row(DONE, "good"), row(CONFIGURATION, "bad: every error is told")),
+    "config": (
+        row(DONE, "good"), row(FAILED, "a file system that it reads from does not answer"),
+        row(CONFIGURATION, "bad: every error is told"),
+    ),
     "dashboards": (
         row(DONE, "written, or nothing differs"),
         row(FAILED, "it cannot be written there, or Grafana does not take it"),

@@ -1,13 +1,16 @@
-"""A limit of time for work that holds the processor: parsing, and compiling what a person wrote.
+"""Limits of time for reading what a person wrote: of the processor's, and of waiting for a disk.
 
 Owns one timer of the process.  It works in the main thread alone, since a signal ends the work; in
-another thread nothing is limited, and whoever needs a limit there takes a child.  Seconds are those
-of the processor, so that a busy machine refuses nothing.
+another thread nothing is limited, and whoever needs a limit there takes a child.  Its seconds are
+those of the processor, so that a busy machine refuses nothing.  No signal ends the wait for a file
+system that hangs: who has nothing else to do then leaves.
 """
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +19,25 @@ from types import FrameType
 
 class TooSlow(ValueError):
     """The work was ended; its text says after how long."""
+
+
+@contextmanager
+def or_leave(seconds: float, words: str, code: int) -> Iterator[None]:
+    """Ends this process with `code` where the body is not done after `seconds` of the clock.  For a
+    process that has only begun: nothing is tidied up."""
+
+    def leave() -> None:
+        sys.stderr.write(f"{words}\n")
+        sys.stderr.flush()
+        os._exit(code)
+
+    timer = threading.Timer(seconds, leave)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 @contextmanager

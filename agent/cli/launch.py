@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from holdfast.worker import peers
-from holdfast.worker.exits import CONFIGURATION
+from holdfast.worker.exits import CONFIGURATION, RETRY
 
 from .text import Failure, count
 
@@ -97,10 +97,11 @@ def check_configuration(environ: Mapping[str, str]) -> None:
     from holdfast.agent.config import load
 
     try:
-        if file:
-            load.load_all(Path(file))
-        else:
-            load.load_all(None, {"runbooks.directory": (SITE_RUNBOOKS, "default")})
+        with load.within_limit("holdfast run", Path(file) if file else None, RETRY):
+            if file:
+                load.load_all(Path(file))
+            else:
+                load.load_all(None, {"runbooks.directory": (SITE_RUNBOOKS, "default")})
     except load.ConfigError as error:
         told, of = "\n  ".join(error.errors), "HOLDFAST_CONFIG" if file else SITE_RUNBOOKS
         raise Failure(f"{of}: {count(len(error.errors), 'error')}:\n  {told}",

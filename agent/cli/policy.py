@@ -183,7 +183,8 @@ def _load(file: str | None, serves: bool = False) -> Any:
     if path is not None and not file and not os.access(path, os.R_OK):
         path = None
     try:
-        return configuration.load_all(path)[0] if serves else configuration.load(path)
+        with configuration.within_limit("holdfast config", path):
+            return configuration.load_all(path)[0] if serves else configuration.load(path)
     except configuration.ConfigError as error:
         lines = "\n  ".join(error.errors)
         raise Failure(f"{count(len(error.errors), 'error')}:\n  {lines}", CONFIGURATION) from error

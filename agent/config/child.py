@@ -15,11 +15,10 @@ import msgspec
 
 from ..core.model import Runbook
 from ..system.child_probe import Prober
-from .load import ConfigError, Loaded, load_all
+from .load import READ_S, ConfigError, Loaded, load_all
 from .runbooks import InForce
 from .settings import Config
 
-LIMIT_S = 30.0
 Overrides = Mapping[str, tuple[object, str]]
 
 
@@ -41,7 +40,7 @@ async def read(
     given = msgspec.json.encode((str(file) if file else "", overrides)).decode()
     # -P: a private agent stands in the user's directory
     command = (sys.executable, "-P", "-m", "holdfast.agent.config.child", given)
-    answer = await prober.ask("configuration", command, LIMIT_S)
+    answer = await prober.ask("configuration", command, READ_S)
     if not answer.ok:
         raise ConfigError([f"{file or 'default'}: could not be read: {answer.error}"])
     said = msgspec.json.decode(answer.output, type=Answer)

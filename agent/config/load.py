@@ -12,13 +12,15 @@ import itertools
 import os
 import tomllib
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from holdfast.worker.time_limit import TooSlow, at_most
+from holdfast.worker import exits
+from holdfast.worker.time_limit import TooSlow, at_most, or_leave
 
 from ..checks import table
 from ..core import actions
@@ -32,6 +34,7 @@ from .tokens import check_listening, usual_file
 
 FILE_MAX_BYTES = 1 << 20
 CONF_D_MAX = 100
+READ_S = 30.0  # of waiting for the disks on which configuration and runbooks lie
 PARSE_S = 2.0  # 1 MB of sensible keys takes a tenth of it
 LISTENERS = ("agent.listen", "agent.metrics_listen", "cluster.listen")
 ADDRESSES = (*LISTENERS, "collectors.ec2_metadata")
@@ -158,6 +161,17 @@ def load_all(
     if loaded is None or books is None:
         raise ConfigError(errors)
     return loaded, books
+
+
+def within_limit(
+    command: str, file: Path | None, code: int = exits.FAILED
+) -> AbstractContextManager[None]:
+    """Ends a process that only begins where the reading does not come back: a mount that hangs
+    holds whoever asks it.  Not with 78: it may answer later."""
+    return or_leave(READ_S, (
+        f"{command}: no configuration within {READ_S:g} s: a file system does not answer: see to "
+        f"the mounts of {file or 'the defaults'}, of conf.d beside it, of what it names and of "
+        "runbooks.directory"), code)
 
 
 def collectors() -> tuple[str, ...]:

@@ -26,7 +26,7 @@ from ..actions import root_client
 from ..actions.evidence_store import EvidenceStore
 from ..actions.performer import Performer
 from ..config import child as config_child
-from ..config.load import ConfigError, Loaded
+from ..config.load import ConfigError, Loaded, within_limit
 from ..config.runbooks import load_in_force
 from ..core.model import Decision, Now, Observed, Readings, Runbook, Settings, run_subject
 from ..core.nodes.labels import NodeLabels
@@ -170,7 +170,8 @@ class Daemon:
         )
         state.audit = Audit(self.journal.append, functools.partial(self.on_error, "audit"),
                             self.journal.seed.refused)
-        state.runbooks, state.site_pages = load_in_force(Path(state.config.runbooks.directory))
+        with within_limit("holdfast agent", self.options.config_file):
+            state.runbooks, state.site_pages = load_in_force(Path(state.config.runbooks.directory))
         seed = self.journal.seed
         state.incident_log = self.incident_log = IncidentLog(
             seed.incidents, seed.owners, self._owner_of, seed.reviews

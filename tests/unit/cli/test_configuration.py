@@ -167,6 +167,34 @@ def test_a_run_without_a_configuration_is_refused_for_a_bad_runbook_of_the_sites
     launch.check_configuration({})
 
 
+@pytest.mark.parametrize(("where", "words"), [
+    ("load._read", ["config", "check"]), ("runbooks._texts", ["config", "check"]),
+    ("load._read", ["agent"]), ("runbooks._texts", ["agent"]),
+    ("load._read", ["run", "--no-python", "true"]),
+])
+def test_a_file_system_that_hangs_ends_what_begins_and_is_said(
+    where: str, words: list[str], file: Path, tmp_path: Path
+) -> None:
+    """As a hung mount does, a FIFO that nobody writes holds whoever opens it for reading."""
+    os.mkfifo(tmp_path / "hung")
+    own = {"config": ["--config", str(file)], "run": [],
+           "agent": ["--config", str(file), "--state", str(tmp_path / "state"),
+                     "--runtime", str(tmp_path / "run")]}[words[0]]
+    code = f"""import sys
+from holdfast.agent.cli import main
+from holdfast.agent.config import load, runbooks
+load.READ_S = 0.2
+{where} = lambda *_: open({str(tmp_path / "hung")!r})
+sys.exit(main({[*words[:2], *own, *words[2:]]!r}))"""
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], stderr=subprocess.PIPE, text=True, timeout=30.0,
+        env={**os.environ, "HOLDFAST_CONFIG": str(file), "HOLDFAST_RUNTIME_DIR": str(tmp_path)},
+        check=False)
+    assert done.returncode == (75 if words[0] == "run" else 1), done.stderr
+    assert f"holdfast {words[0]}: no configuration within 0.2 s" in done.stderr
+    assert f"see to the mounts of {file}, of conf.d beside it" in done.stderr
+
+
 @pytest.mark.parametrize("call", ["pwrite", "ftruncate"])
 def test_an_agent_says_where_the_disk_is_full_and_what_to_do(
     call: str, file: Path, capsys: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
