@@ -47,7 +47,7 @@ from .nodes import check_reports, exclusions, fleet_baseline, kernel_incidents, 
 from .nodes.alert_actions import AlertMemory, NodeAlerts
 from .nodes.check_runs import CheckMemory, CheckRuns
 from .nodes.condition_incidents import ConditionIncidents, ConditionMemory
-from .nodes.exclusions import Exclusions
+from .nodes.exclusions import Exclusions, OwnDoc
 from .nodes.fleet_pause import FleetPause, PauseMemory
 from .nodes.identity import Identities
 from .nodes.kernel_incidents import KernelIncidents, KernelMemory
@@ -94,6 +94,7 @@ class NodeMemory(msgspec.Struct):
     paused_until_wall_s: float = 0.0  # when that ends by itself; 0 = a person ends it
     paused: str = ""  # why an operator paused this node, whatever runs here; "" = not paused
     fleet_pause: PauseMemory = msgspec.field(default_factory=PauseMemory)
+    own: OwnDoc = msgspec.field(default_factory=OwnDoc)
     left_for: str = ""  # the announced end of this node for which it drained itself last
 
 
@@ -121,7 +122,7 @@ class Node:
         # An intent without an outcome is never replayed: what is still wanted gets a new id.
         self.kept.in_flight.pending = {}
         self.cases = {run: RunCase(state) for run, state in sorted(self.kept.runs.items())}
-        self.exclusions = Exclusions(name)
+        self.exclusions = Exclusions(name, self.kept.own)
         self.fleet_pause = FleetPause(self.kept.fleet_pause)
         self.kernel = KernelIncidents(name, self.kept.kernel)
         self.conditions = ConditionIncidents(name, self.kept.conditions)

@@ -30,8 +30,7 @@ from .etcd_gateway import Gateway, Json, Refused, Written, open_gateway
 from .etcd_leases import NAME, NAME_S, Held, Holder, boot_s, holder_of, names_in
 from .identity import CLUSTER, FILE, Known, id_of, new_mark, read_known, refusal, write_known
 
-BODY_MAX = 1 << 20  # etcd takes 1.5 MB a request, and base64 adds a third
-PAGE = 64  # documents in one answer
+BODY_MAX, PAGE = 1 << 20, 64  # etcd takes 1.5 MB, base64 adds a third; documents in one answer
 CALL_S, CLOSE_S = 4.0, 1.0  # of one question to whichever members; to let go of the node's name
 LOOK_S, LOOKERS = 2.0, 2048  # a quiet store is asked this often, and by more agents less often
 BEHIND_MAX = 3  # looks in a row that knew more than the watch
@@ -85,7 +84,8 @@ class EtcdStore:
         if self._view is None:
             if self._changes:
                 self._docs, self._changes = self._docs.changed(self._changes), {}
-            self._view = StoreView(self._up, self._docs, tuple(self._leases()), self._why_down)
+            self._view = StoreView(
+                self._up, self._docs, tuple(self._leases()), self._why_down, id_of(self._mark))
         return self._view
 
     def _doc(self, key: str) -> Doc:
@@ -414,7 +414,7 @@ class EtcdStore:
             self.known = Known(known.node_id, self.cluster, found)
             if self._writes:
                 write_known(self._identity_file, self.known)
-        self._mark = body
+        self._mark, self._view = body, None
 
     async def _make_cluster(self, id: str) -> bytes:
         """The document `cluster`, where there is none; of several nodes, one may."""

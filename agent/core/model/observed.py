@@ -185,6 +185,7 @@ class StoreView(msgspec.Struct, frozen=True):
     docs: Documents = Documents()
     leases: tuple[Lease, ...] = ()
     problem: str = ""  # why it is not up, with what to do about it
+    cluster: str = ""  # id of the cluster that it is of; "" where it has none, or is not known now
 
     def __post_init__(self) -> None:
         docs = cast("Iterable[Doc]", self.docs)

@@ -26,13 +26,21 @@ from . import breaker
 STRIKES_KEPT = 16
 CHECK_EVERY_S = 600.0  # an excluded node is checked anew this often, until its checks pass
 CHECKS_S = 120.0
+AGAIN = "written again by the node itself: the store had lost it"
+
+
+class OwnDoc(msgspec.Struct):
+    """This node's own document as the store held it last, over a restart of the agent too."""
+
+    doc: members.NodeDoc = members.NodeDoc()
+    cluster: str = ""  # whose store that was
 
 
 class Exclusions:
     """Node documents, as one node writes them."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, kept: OwnDoc) -> None:
+        self.name, self.kept = name, kept
         # Version of this node's own document, and since when it stands by this node's own clocks:
         # who wrote it may have others.  What lasts is measured by the one that nobody sets.
         self.own: tuple[int, float, float] = (0, 0.0, 0.0)  # version, wall_s, boot_s
@@ -59,6 +67,7 @@ class Exclusions:
         self._own(wanted, ctx, sick)
         for node in sorted(wanted):
             self._write(wanted, node, ctx)
+        self._keep(wanted, ctx)
 
     def leave(
         self, wanted: dict[str, members.NodeDoc], ctx: Context, why: str, left_for: str
@@ -135,6 +144,26 @@ class Exclusions:
                 wanted[self.name] = members.NodeDoc(
                     reason=f"checks passed after the exclusion: {passed}", by=self.name,
                     strikes=doc.strikes, since_wall_s=wall_s)
+
+    def _keep(self, wanted: dict[str, members.NodeDoc], ctx: Context) -> None:
+        """Remembers this node's own document, and writes an exclusion again that the store has
+        lost: it came back empty and was seeded, or from a backup of before.  A release leaves a
+        document that says so, and nobody deletes one: where there is none at all, nobody released
+        the node.  Another cluster's store never had it, and one that is a single node's own is not
+        seeded.  Where somebody is quicker (a release that waited), the store refuses this write."""
+        store = ctx.observed.store
+        is_of_it = store.cluster == self.kept.cluster
+        if ctx.settings.single_node or not store.up or not (store.cluster or is_of_it):
+            return
+        key = node_subject(self.name)
+        if store.docs.get(key).version or not is_of_it:
+            self.kept.doc = store.docs.decoded(key, members.read_node)
+            self.kept.cluster = store.cluster
+        elif self.kept.doc.excluded and self.name not in wanted:
+            before = self.kept.doc.reason
+            reason = before if AGAIN in before else f"{before} ({AGAIN})"
+            again = msgspec.structs.replace(self.kept.doc, reason=reason)
+            self._write({self.name: again}, self.name, ctx)
 
     def _passed(self, doc: members.NodeDoc, ctx: Context) -> str:
         """Which checks of what was broken passed since it was excluded and its fault was over; asks

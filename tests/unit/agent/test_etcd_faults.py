@@ -486,11 +486,13 @@ def test_a_store_that_changed_between_two_questions_takes_no_write(tmp_path):
         store = opened(tmp_path, cluster)
         await store.refresh()
         mark, id = "/holdfast/main/cluster", store.known.cluster_id
+        assert store.view().cluster == id
         for text in ('{"id": "another"}', "no JSON"):
             cluster.ctl("put", mark, text)
             with pytest.raises(StoreError):
                 await store.put(StoreWrite("node/x", 0, b"never"))
             assert not store.view().up and cluster.ctl("get", "/holdfast/main/node/x") == ""
+            assert store.view().cluster == ""
             cluster.ctl("put", mark, json.dumps({"id": id}))  # as `holdfast store seed` writes it
             await store.refresh()
         cluster.ctl("put", mark, json.dumps({"id": id, "by": "another node"}))

@@ -84,6 +84,7 @@ class Lab:
         self.unwritable: dict[str, str] = {}  # path -> why
         self.evidence: dict[str, Any] = {}  # what is seen of a rank that is looked at, else usual
         self.store_up = True
+        self.cluster = ""  # whose store it is
         self.journal_stalled = False
         self.hold: set[str] = set()  # kinds of effects that get no outcome
         self.log: list[Effect] = []
@@ -99,7 +100,8 @@ class Lab:
         return Observed(
             runs=(self.view,),
             store=StoreView(
-                up=self.store_up, docs=tuple(self.docs.values()), leases=self._lease_views()
+                up=self.store_up, docs=tuple(self.docs.values()), leases=self._lease_views(),
+                cluster=self.cluster,
             ),
             outcomes=tuple(self.outcomes[-64:]), requests=self.requests, beats=self.beats,
             alerts=self.alerts, firing=self.firing,

@@ -16,7 +16,7 @@ from holdfast.agent.core.model import (
     Settings,
     node_subject,
 )
-from holdfast.agent.core.nodes.exclusions import is_open_still
+from holdfast.agent.core.nodes.exclusions import AGAIN, is_open_still
 from holdfast.agent.core.run.members import NodeDoc, read_node
 
 from .driver import Cluster, Lab
@@ -349,6 +349,101 @@ def test_a_persons_exclusion_outlasts_checks_and_reboots() -> None:
         "disk", "ok", "well", wall_s=2e9)
     cluster.run(30)
     assert doc(cluster, "b").excluded and "b" not in cluster.plan().members
+
+
+# ---------------------------------------------------------------- a store that lost its documents
+
+
+def excluded(action: str = "exclude_node") -> Cluster:
+    cluster = started()
+    ask(cluster, "a", action, "b")
+    cluster.run(3)
+    for lab in cluster.labs.values():
+        lab.requests = ()
+    return cluster
+
+
+def written(cluster: Cluster, by: str) -> list[NodeDoc]:
+    """What this node wrote of itself."""
+    return [msgspec.json.decode(e.body.body, type=NodeDoc)  # type: ignore[union-attr]
+            for e in cluster.labs[by].log
+            if getattr(e.body, "key", "") == f"node/{by}"]
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_an_exclusion_that_a_seeded_store_has_lost_is_written_again_by_its_node(
+    restarted: bool
+) -> None:
+    cluster = excluded()
+    before = doc(cluster, "b")
+    if restarted:
+        cluster.labs["b"].restart_agent()
+    for _ in range(2):  # nor does a second time add to its words
+        cluster.docs.clear()
+        cluster.run(10)
+        assert doc(cluster, "b") == replace(before, reason=f"noisy fan ({AGAIN})")
+    assert [len(written(cluster, name)) for name in "abc"] == [0, 2, 0]
+    assert sorted(key for key in cluster.docs if key.startswith("node/")) == ["node/b"]
+
+
+def test_a_drain_that_the_store_has_lost_goes_on() -> None:
+    cluster = started("ab", settings=replace(MANY, drain_limit_s=30.0))
+    ask(cluster, "a", "drain", "b")
+    cluster.run(3)
+    cluster.docs.clear()
+    cluster.run(3)
+    assert doc(cluster, "b").draining and AGAIN in doc(cluster, "b").reason
+    cluster.run(40)
+    assert not doc(cluster, "b").excluded
+    assert answers(cluster, "a") == [
+        (False, "the drain was given up after 30 s: nobody took the ranks of r")]
+
+
+def test_what_was_released_before_the_store_lost_it_or_while_it_was_away_stays_so() -> None:
+    cluster = excluded()
+    ask(cluster, "a", "release_node", "b", "q2")
+    cluster.run(3)
+    cluster.docs.clear()
+    cluster.run(10)
+    assert "node/b" not in cluster.docs and written(cluster, "b") == []
+
+    cluster = excluded()
+    for lab in cluster.labs.values():
+        lab.store_up = False
+    cluster.docs.clear()
+    ask(cluster, "a", "release_node", "b", "q2")
+    cluster.run(10)
+    assert written(cluster, "b") == []
+    for lab in cluster.labs.values():
+        lab.store_up = True
+    cluster.run(10)
+    assert not doc(cluster, "b").excluded and len(written(cluster, "b")) <= 1
+
+    cluster = excluded()  # and after it was written again
+    cluster.docs.clear()
+    cluster.run(5)
+    assert doc(cluster, "b").excluded
+    ask(cluster, "c", "release_node", "b", "q2")
+    cluster.run(10)
+    assert not doc(cluster, "b").excluded and len(written(cluster, "b")) == 1
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_no_exclusion_is_carried_into_another_clusters_store(is_known: bool) -> None:
+    """As behind `holdfast store forget`.  One whose cluster is not known takes nothing either."""
+    cluster = excluded()
+    for lab in cluster.labs.values():
+        lab.cluster = "first"
+    cluster.run(2)
+    cluster.docs.clear()
+    for lab in cluster.labs.values():
+        lab.cluster = "second" if is_known else ""
+    cluster.run(10)
+    assert written(cluster, "b") == []
+    for lab in cluster.labs.values():
+        lab.cluster = "first"  # it was only the other's, or was seeded with this one's id
+    cluster.run(10)
+    assert len(written(cluster, "b")) == (0 if is_known else 1)
 
 
 # ---------------------------------------------------------------- the fleet
