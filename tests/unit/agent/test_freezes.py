@@ -116,10 +116,10 @@ def test_a_reload_reads_beside_the_loop(agent, tmp_path, monkeypatch) -> None:
             assert turns > 10 and not daemon.state.reload_ok  # the loop went on meanwhile
             assert "takes longer than" in daemon.state.reload_error
             # A child that never answers: a mount that hangs, for example.
-            monkeypatch.setattr(child, "LIMIT_S", 0.05)
+            monkeypatch.setattr(child, "READ_S", 0.05)
             await daemon.reload()
             assert "no answer within 0.05 s" in daemon.state.reload_error
-            monkeypatch.setattr(child, "LIMIT_S", 30.0)
+            monkeypatch.setattr(child, "READ_S", 30.0)
             file.write_text("[detect]\nstopped_s = 2.0\n")
             daemon._hangup()
             daemon._hangup()  # is not lost
