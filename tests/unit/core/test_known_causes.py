@@ -100,6 +100,23 @@ def test_a_death_of_a_known_cause_is_not_restarted_against(verdict: Verdict, err
     assert len(lab.starts()) == 2 and "restarts" not in dict(lab.plan().spent)
 
 
+@pytest.mark.parametrize("grade", ["trainer", "script", "opaque"])
+def test_a_run_that_waits_with_its_next_start_ends_when_it_is_asked_to(grade: str) -> None:
+    lab = Lab(grade=grade, max_restarts=1, checkpoint_dir="/ckpt/run")
+    lab.begin()
+    lab.train(8)
+    watch(lab, FULL)
+    for number in (0, 1):
+        lab.raises(number, NO_SPACE)
+    for _ in range(100):
+        lab.step(1.0)
+    assert len(lab.starts()) == 1 and not lab.finishes()
+    lab.view = replace(lab.view, shutdown="preempted")
+    for _ in range(100):
+        lab.step(1.0)
+    assert lab.finishes() == [75]
+
+
 @pytest.mark.parametrize(("verdict", "error"), [
     (FULL, "ValueError: x"), (FULL, f"{NO_SPACE}: '/dev/shm/torch_1'"), (LINK, "gloo: reset"),
     (MOUNT, "ValueError: x"),
