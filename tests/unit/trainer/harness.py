@@ -231,6 +231,9 @@ def _before(place, fault):
 def _rank(pipe, config, faults, snapshot_dir, log):
     import torch
 
+    # As in a rank of a real launcher: a library's lock (tqdm's, in a pipeline's graph) then has no
+    # name in /dev/shm, where a killed rank would leave it.
+    multiprocessing.set_start_method("fork", force=True)
     torch.set_num_threads(1)
     out = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     os.dup2(out, 1)
