@@ -8,6 +8,7 @@ order, because a step waits for the slowest.  Each finished step is one line
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -87,7 +88,8 @@ class Switch:
         in the steps with everything on, so that these pay for up to two."""
         self.hooks_on = on
         for pid in self.beside or []:
-            os.kill(pid, signal.SIGCONT if on else signal.SIGSTOP)
+            with contextlib.suppress(ProcessLookupError):  # a child of theirs may end
+                os.kill(pid, signal.SIGCONT if on else signal.SIGSTOP)
         for name, call in self.calls.items():
             setattr(self.elastic, name, call if on else _nothing)
         for table, content in self.optimizer_hooks:
