@@ -76,7 +76,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "core": {"core", "collectors", "worker.exits"},
     "agent": {"agent", "core", "collectors", "runbooks", "dashboards", "worker.page",
               "worker.exits", "worker.permit", "worker.redact", "worker.addresses",
-              "worker.peers", "worker.time_limit"},
+              "worker.peers", "worker.time_limit", "worker.toml_text"},
     "cli": {"cli", "agent", "core", "collectors", "runbooks", "dashboards", "worker.page",
             "worker.exits", "worker.peers", "worker.naming", "worker.stderr",
             "trainer.checkpoint", "trainer.quality"},

@@ -22,13 +22,13 @@ try:
 except ModuleNotFoundError:  # Python 3.10
     import tomli as tomllib  # type: ignore[no-redef,import-not-found]
 
+from holdfast.worker import toml_text
 from holdfast.worker.launcher.spec import moment
-from holdfast.worker.time_limit import TooSlow, at_most
+from holdfast.worker.time_limit import TooSlow
 
 from .checkpoint.format import ALGORITHMS, open_regular
 
 FILE_BYTES_MAX = 1 << 20
-PARSE_S = 2.0  # a key of 100,000 parts takes a parser of TOML longer
 DEPTH_MAX = 32  # of tables in tables: what reads them goes down by calling itself
 SHOWN_MAX = 100  # characters of a wrong value
 # Of every number without a limit of its own: far from any run, and less than the most that a rank's
@@ -426,13 +426,12 @@ def _read_file(path: Path, problems: list[str]) -> dict[str, Any]:
         if len(text) > FILE_BYTES_MAX:
             problems.append(f"larger than {FILE_BYTES_MAX} bytes: set a smaller file")
             return {}
-        with at_most(PARSE_S):
-            return tomllib.loads(text.decode("utf-8-sig"))
+        return toml_text.parse(tomllib.loads, text)
     except OSError as error:
         problems.append(f"cannot be read: {error.strerror}: set a TOML file that you may read")
     except TooSlow as error:
         problems.append(f"{error} to read: shorten its keys and tables")
-    except (ValueError, RecursionError) as error:  # a number of 5,000 digits is one, too
+    except ValueError as error:  # a number of 5,000 digits is one, too
         problems.append(f"not TOML: {error}")
     return {}
 
@@ -449,9 +448,8 @@ def _is_deep(value: Any) -> bool:
 def _value(text: str) -> Any:
     """A TOML value; what is none is a string, so that paths need no quotes."""
     try:
-        with at_most(PARSE_S):
-            return tomllib.loads(f"value = {text}")["value"]
-    except (ValueError, RecursionError):
+        return toml_text.parse(tomllib.loads, f"value = {text}")["value"]
+    except ValueError:
         return text
 
 

@@ -16,6 +16,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+# An exception out of a handler is lost where Python calls back and cannot raise: in __del__, in a
+# callback of the garbage collector.  So the signal comes again until the work has ended.
+AGAIN_S = 0.5
+
+_limit_s: float | None = None  # of the work that goes on
+
 
 class TooSlow(ValueError):
     """The work was ended; its text says after how long."""
@@ -40,20 +46,27 @@ def or_leave(seconds: float, words: str, code: int) -> Iterator[None]:
         timer.cancel()
 
 
+def _late(_number: int, _frame: FrameType | None) -> None:
+    if _limit_s is not None:
+        raise TooSlow(f"takes longer than {_limit_s:g} s")
+
+
 @contextmanager
 def at_most(seconds: float) -> Iterator[None]:
     """Raises TooSlow in the body after `seconds`.  Not to be nested."""
+    global _limit_s
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-
-    def late(_number: int, _frame: FrameType | None) -> None:
-        raise TooSlow(f"takes longer than {seconds:g} s")
-
-    before = signal.signal(signal.SIGVTALRM, late)
+    before = signal.signal(signal.SIGVTALRM, _late)
+    _limit_s = seconds
     try:
-        signal.setitimer(signal.ITIMER_VIRTUAL, max(seconds, 1e-3))
+        signal.setitimer(signal.ITIMER_VIRTUAL, max(seconds, 1e-3), AGAIN_S)
         yield
     finally:
+        _limit_s = None
         signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
-        signal.signal(signal.SIGVTALRM, before)
+        # A last signal may be on its way to another thread still, and by default it ends the
+        # process: then ours, which does nothing now, stays.
+        if before not in (signal.SIG_DFL, None):
+            signal.signal(signal.SIGVTALRM, before)

@@ -14,14 +14,13 @@ from importlib import resources
 
 import msgspec
 
-from holdfast.worker.time_limit import at_most
+from holdfast.worker import toml_text
 
 from ..core.checks.verdict import LIMIT_MAX, PROFILE, Limit, Measure
 from ..system.regular import read_regular
 
 FILE_MAX_BYTES = 1 << 20
 DEVICES_MAX = 1024
-PARSE_S = 2.0
 VENDORS = ("nvidia", "neuron", "amd")
 FORM = ('write one [profile] with name = "...", vendor = "nvidia", "neuron" or "amd", model = a '
         "part of the device's name and devices = how many")
@@ -106,16 +105,14 @@ def chosen(text: str) -> Profile | None:
 
 def _of_file(path: str) -> Profile:
     try:
-        text = read_regular(path, FILE_MAX_BYTES).decode("utf-8-sig")
-        with at_most(PARSE_S):
-            rows = tomllib.loads(text)["profile"]
+        rows = toml_text.parse(tomllib.loads, read_regular(path, FILE_MAX_BYTES))["profile"]
         (row,) = rows if isinstance(rows, list) else [rows]
         here = {"source": path, "date": "the operator's"}
         row = {**here, **row, "limit": [{**here, **one} for one in row.get("limit", ())]}
         found = msgspec.convert(row, Profile)
     except OSError as error:
         raise ValueError(f"the profile {path} cannot be read: {error.strerror or error}") from error
-    except (LookupError, ValueError, TypeError, msgspec.ValidationError, RecursionError) as error:
+    except (LookupError, ValueError, TypeError, msgspec.ValidationError) as error:
         why = "it has no [profile]" if isinstance(error, KeyError) else str(error)
         raise ValueError(f"the profile {path}: {why}; {FORM}") from error
     if found.vendor not in VENDORS or not 1 <= found.devices <= DEVICES_MAX:

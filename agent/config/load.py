@@ -19,8 +19,8 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hint
 
 import msgspec
 
-from holdfast.worker import exits
-from holdfast.worker.time_limit import TooSlow, at_most, or_leave
+from holdfast.worker import exits, toml_text
+from holdfast.worker.time_limit import TooSlow, or_leave
 
 from ..checks import table
 from ..core import actions
@@ -35,7 +35,6 @@ from .tokens import check_listening, usual_file
 FILE_MAX_BYTES = 1 << 20
 CONF_D_MAX = 100
 READ_S = 30.0  # of waiting for the disks on which configuration and runbooks lie
-PARSE_S = 2.0  # 1 MB of sensible keys takes a tenth of it
 LISTENERS = ("agent.listen", "agent.metrics_listen", "cluster.listen")
 ADDRESSES = (*LISTENERS, "collectors.ec2_metadata")
 PORT_MAX = 65535
@@ -300,12 +299,11 @@ def _read(path: Path, errors: list[str]) -> list[tuple[str, Any]]:
         errors.append(f"{path}: {error}")
         return []
     try:
-        with at_most(PARSE_S):
-            content = tomllib.loads(text.decode("utf-8-sig"))
+        content = toml_text.parse(tomllib.loads, text)
     except TooSlow as error:
         errors.append(f"{path}: {error} to read: shorten its keys and tables")
         return []
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         errors.append(f"{path}: no valid TOML: {error}")
         return []
     pairs: list[tuple[str, Any]] = []

@@ -13,8 +13,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from holdfast.worker import toml_text
 from holdfast.worker.redact import redacted
-from holdfast.worker.time_limit import TooSlow, at_most
 
 from ..checks.table import BY_NAME, NOT_A_ROUND
 from ..core.actions import ACTIONS, rungs
@@ -24,7 +24,6 @@ from ..system.regular import read_regular
 FENCE = "+++"
 FILE_MAX_BYTES = 256 * 1024
 FILES_MAX = 1000
-PARSE_S = 2.0
 # Of words that are kept to be served: a page of a person's is a few thousand characters.  What a
 # reading child may answer has room for all of them, quotes and line ends escaped.
 PAGE_MAX_CHARS = 32 * 1024
@@ -130,9 +129,8 @@ def parse(fault: str, text: str, place: str) -> Document:
     # Empty lines in front keep the parser's line numbers those of the file.
     toml = "\n" * (first + 1) + "\n".join(lines[first + 1 : last])
     try:
-        with at_most(PARSE_S):
-            table = tomllib.loads(toml)
-    except (TooSlow, tomllib.TOMLDecodeError, RecursionError) as error:
+        table = toml_text.parse(tomllib.loads, toml)
+    except ValueError as error:
         raise RunbookError([f"{place}: no valid TOML: {error}"]) from error
     errors = [f"{place}:{_line_of(key, lines)}: {key}: {why}" for key, why in _check(table)]
     if errors:

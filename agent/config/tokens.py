@@ -14,7 +14,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from socket import gethostname
 
-from holdfast.worker.time_limit import at_most
+from holdfast.worker import toml_text
 
 from ..system.regular import open_regular
 
@@ -23,7 +23,6 @@ OPERATOR, READ = "operator", "read"
 TOKENS_MAX = 1000
 TOKEN_MIN = 16
 FILE_MAX_BYTES = 1 << 20
-PARSE_S = 2.0
 NAME = "tokens"  # of the credential in the unit, and of the file beside the configuration
 
 
@@ -57,13 +56,12 @@ def read_tokens(file: str, errors: list[str]) -> list[tuple[bytes, str]]:
             text = handle.read(FILE_MAX_BYTES + 1)
         if len(text) > FILE_MAX_BYTES:
             raise ValueError(f"longer than {FILE_MAX_BYTES} bytes")
-        with at_most(PARSE_S):
-            table = tomllib.loads(text.decode("utf-8-sig"))
+        table = toml_text.parse(tomllib.loads, text)
     except OSError as error:
         errors.append(f"{path}: {error.strerror}: set api.tokens_file to a file that uid "
                       f"{os.getuid()} may read")
         return []
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         errors.append(f"{path}: no valid TOML: {error}")
         return []
     bad = [number for number, (token, role) in enumerate(table.items(), 1)
