@@ -15,7 +15,7 @@ from pathlib import Path
 
 from holdfast.worker import exits
 
-from .config.load import DEFAULT_FILE, ConfigError, load, within_limit
+from .config.load import DEFAULT_FILE, ConfigError, load, load_all, within_limit
 from .config.runbooks import RunbookError
 from .config.store import read_password
 from .daemon.daemon import Daemon, Node, Options
@@ -85,7 +85,11 @@ def main(arguments: Sequence[str]) -> int:
     raise_open_files()
     try:
         with within_limit("holdfast agent", options.config_file):
-            loaded = load(options.config_file, options.overrides, serves=True)
+            try:
+                loaded = load(options.config_file, options.overrides, serves=True)
+            except ConfigError:
+                load_all(options.config_file, options.overrides)  # with the runbooks' errors
+                raise
         if options.rendezvous and not loaded.config.store.url:
             place = own_etcd.found(own_etcd.parse(options.rendezvous, options.run))
             token_file = loaded.config.cluster.token_file

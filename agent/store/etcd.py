@@ -28,9 +28,10 @@ from .base import Conflict, StoreError, Traffic
 from .etcd_answers import KeyValue, Result, after, b64, packed, unpacked
 from .etcd_gateway import Gateway, Json, Refused, Written, open_gateway
 from .etcd_leases import NAME, NAME_S, Held, Holder, boot_s, holder_of, names_in
+from .etcd_listing import PAGE, everything
 from .identity import CLUSTER, FILE, Known, id_of, new_mark, read_known, refusal, write_known
 
-BODY_MAX, PAGE = 1 << 20, 64  # etcd takes 1.5 MB, base64 adds a third; documents in one answer
+BODY_MAX = 1 << 20  # etcd takes 1.5 MB, and base64 adds a third
 CALL_S, CLOSE_S = 4.0, 1.0  # of one question to whichever members; to let go of the node's name
 LOOK_S, LOOKERS = 2.0, 2048  # a quiet store is asked this often, and by more agents less often
 BEHIND_MAX = 3  # looks in a row that knew more than the watch
@@ -96,9 +97,9 @@ class EtcdStore:
 
     def _leases(self) -> list[Lease]:
         found = []
-        for run, value in sorted(self._holders.items()):
-            if run.startswith(NAME):
-                continue
+        runs = [run for run in self._holders if not run.startswith(NAME)]
+        for run in sorted(runs):
+            value = self._holders[run]
             held = self._held.get(run)
             until_boot_s = held.until_boot_s if held and held.value == value else 0.0
             found.append(Lease(run, holder_of(value).node, until_boot_s))
@@ -352,7 +353,7 @@ class EtcdStore:
         async with self._listing:
             before = self._revision
             await self.gateway.version(CALL_S)
-            rows, revision = await self._range(self.prefix)
+            rows, revision = await everything(self.gateway, self.prefix, CALL_S)
             found = next((row for row in rows if self._key_of(row) == CLUSTER), None)
             await self._recognise(found.value if found is not None else b"")
             if revision < before:  # restored from a backup: what was known is not true any more
@@ -379,21 +380,6 @@ class EtcdStore:
         """Whether it has space again, by what leaves nothing behind and wakes nobody."""
         await self._write("/v3/lease/grant", {"TTL": str(LEASE_LEAST_S)})
         self._is_full = False
-
-    async def _range(self, prefix: str) -> tuple[list[KeyValue], int]:
-        """Page by page, so that no answer is long; all of the first page's revision."""
-        rows: list[KeyValue] = []
-        begin, end, revision = prefix.encode(), after(prefix.encode()), 0
-        while True:
-            asked: Json = {"key": b64(begin), "range_end": b64(end), "limit": str(PAGE)}
-            if revision:
-                asked["revision"] = str(revision)
-            answer = await self.gateway.ask("/v3/kv/range", asked, CALL_S)
-            revision = revision or answer.header.revision
-            rows += answer.kvs
-            if not answer.more or not answer.kvs:
-                return rows, revision
-            begin = answer.kvs[-1].key + b"\0"
 
     # ------------------------------------------------------------- which cluster
 
@@ -427,7 +413,7 @@ class EtcdStore:
     async def seed(self) -> str:
         """Makes the cluster of an empty store by hand, with the id that this node knows."""
         await self.gateway.version(CALL_S)
-        rows, _ = await self._range(self.prefix)
+        rows, _ = await everything(self.gateway, self.prefix, CALL_S)
         found = next((row for row in rows if self._key_of(row) == CLUSTER), None)
         id = self.known.cluster_id if self.known.cluster == self.cluster else ""
         there = id_of(found.value) if found is not None else ""

@@ -70,6 +70,10 @@ class Refused(StoreError):
         return self.code == UNAVAILABLE or self.is_not_taken
 
 
+class TooLong(StoreError):
+    """An answer that is longer than is taken: less is to be asked for."""
+
+
 class Written(NamedTuple):
     answer: Answer
     is_repeated: bool  # an earlier try, whose answer was lost, may have been taken
@@ -383,7 +387,7 @@ class Gateway:
             self.traffic.received_bytes += len(chunk)
             found += chunk
             if len(found) > ANSWER_MAX:
-                raise aiohttp.ClientPayloadError(f"an answer of more than {ANSWER_MAX} bytes")
+                raise TooLong(f"store: etcd answers with more than {ANSWER_MAX} bytes")
         return bytes(found)
 
     def _refused(self, endpoint: str, error: Answer, status: int) -> Refused:

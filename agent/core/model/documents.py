@@ -25,12 +25,13 @@ class Doc(Value, frozen=True):
 class Documents:
     """Looked up by key; iterated over as documents, in the order in which they came."""
 
-    __slots__ = ("_by_key", "_decoded", "_kinds")
+    __slots__ = ("_absent", "_by_key", "_decoded", "_kinds")
 
     def __init__(self, docs: Iterable[Doc] = ()) -> None:
         self._by_key: dict[str, Doc] = {doc.key: doc for doc in docs}
         self._kinds: dict[str, tuple[tuple[str, Doc], ...]] | None = None
-        self._decoded: dict[tuple[Any, str], tuple[Doc | None, Any]] = {}
+        self._decoded: dict[Any, dict[str, tuple[Doc, Any]]] = {}  # read -> key -> of which, what
+        self._absent: dict[tuple[Any, str], Any] = {}  # what is made of no document
 
     def get(self, key: str) -> Doc:
         """The document, or one of version 0 where the store has none."""
@@ -49,18 +50,33 @@ class Documents:
     def decoded(self, key: str, read: Callable[[Doc], Body]) -> Body:
         """What `read` makes of the document, or of its absence; asked once for each version."""
         doc = self._by_key.get(key)
-        known = self._decoded.get((read, key))
+        if doc is None:
+            if (read, key) not in self._absent:
+                self._absent[read, key] = read(Doc(key=key, version=0))
+            absent: Body = self._absent[read, key]
+            return absent
+        if read not in self._decoded:
+            self._decoded[read] = {}
+        rows = self._decoded[read]
+        known = rows.get(key)
         if known is None or known[0] is not doc:
-            known = self._decoded[read, key] = doc, read(doc or Doc(key=key, version=0))
+            known = rows[key] = doc, read(doc)
         body: Body = known[1]
         return body
 
     def changed(self, docs: Mapping[str, Doc | None]) -> Documents:
         """With these instead; None removes one.  What stays decoded stays so."""
         made = Documents()
-        made._by_key = {key: doc for key, doc in {**self._by_key, **docs}.items() if doc}
-        made._decoded = {at: one for at, one in self._decoded.items()
-                         if one[0] is not None and at[1] not in docs}
+        # Copies and not loops: of thousands of nodes that come at once each is such a change.
+        made._by_key = self._by_key.copy()
+        made._decoded = {read: rows.copy() for read, rows in self._decoded.items()}
+        for key, doc in docs.items():
+            for rows in made._decoded.values():
+                rows.pop(key, None)
+            if doc is None:
+                made._by_key.pop(key, None)
+            else:
+                made._by_key[key] = doc
         return made
 
     def __iter__(self) -> Iterator[Doc]:

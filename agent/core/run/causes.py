@@ -129,7 +129,7 @@ class Causes:
             return
         view = RanksView(
             state, ctx.view, plan, max(state.progress.began_boot_s, ctx.since_boot_s),
-            tuple(self._with_where(rank) for rank in ranks), ctx.now, ctx.observed, ctx.settings,
+            self._with_where(ranks), ctx.now, ctx.observed, ctx.settings,
             ctx.runbooks, ctx.since_boot_s, ctx.frozen, ctx.causes, self.operator.restart, asked,
             ctx.nodes(plan),
         )
@@ -238,9 +238,14 @@ class Causes:
             elsewhere = [rank for rank in ranks if rank.node != ctx.view.node]
             self._ask_evidence(ctx, (*ctx.view.ranks, *elsewhere), cause.rank)
 
-    def _with_where(self, rank: RankView) -> RankView:
-        where = self.state.suspects.where.get(f"{rank.generation}/{rank.rank}/{rank.step}", "")
-        return replace(rank, where=where) if where and not rank.where else rank
+    def _with_where(self, ranks: tuple[RankView, ...]) -> tuple[RankView, ...]:
+        """With where each stands, of those at which evidence was looked."""
+        found = self.state.suspects.where
+        if not any(found.values()):
+            return ranks
+        places = [found.get(f"{rank.generation}/{rank.rank}/{rank.step}", "") for rank in ranks]
+        return tuple(replace(rank, where=where) if where and not rank.where else rank
+                     for rank, where in zip(ranks, places, strict=True))
 
     def _ask_evidence(self, ctx: Context, ranks: tuple[RankView, ...], number: int) -> None:
         """Asks once for each suspicion and rank, on the node where the rank is."""

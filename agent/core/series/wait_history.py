@@ -30,23 +30,16 @@ class Waits(msgspec.Struct):
 
     def add(self, seconds: float) -> None:
         self.longest_s = max(self.longest_s, seconds)
-        self.recent_s = [*self.recent_s[-(WAITS_MAX - 1) :], seconds]
+        # In place: of thousands of ranks each adds one in a step.
+        self.recent_s.append(seconds)
+        del self.recent_s[:-WAITS_MAX]
 
     def p99_s(self) -> float:
         """0.0 while nothing is known."""
         return percentile(self.recent_s, 0.99)
 
 
-class Seen(msgspec.Struct, frozen=True):
-    """What the last look at a rank showed, to measure the wait that ended since."""
-
-    generation: int
-    step: int
-    phase: str
-    still_s: float
-    stood_s: float
-    boot_s: float
-    live: bool
+Seen = tuple[RankView, float]  # the last look at a rank, and when that was: its wait ends since
 
 
 class History(msgspec.Struct):
@@ -79,24 +72,22 @@ class History(msgspec.Struct):
             self.step_s = median_high(medians)
         for rank in ranks:
             before = seen.get(rank.rank)
-            if before is not None:
-                self._learn(before, rank, boot_s)
-            seen[rank.rank] = Seen(
-                rank.generation, rank.step, rank.phase, rank.still_s, rank.stood_s, boot_s,
-                rank.state in ("starting", "running"))
+            if before is not None and rank.state == "running":
+                self._learn(*before, rank, boot_s)
+            seen[rank.rank] = rank, boot_s
 
-    def _learn(self, before: Seen, rank: RankView, boot_s: float) -> None:
-        if not before.live or before.generation != rank.generation or rank.state != "running":
+    def _learn(self, before: RankView, before_boot_s: float, rank: RankView, boot_s: float) -> None:
+        if before.generation != rank.generation or before.state not in ("starting", "running"):
             return
-        elapsed_s = boot_s - before.boot_s
+        elapsed_s, stood_s = boot_s - before_boot_s, rank.still_s + rank.told_s
+        would_s = before.still_s + before.told_s + elapsed_s  # if it had not moved
         moved_s = FAR_MOVED_S if rank.told_s else MOVED_S
-        if elapsed_s <= 0 or rank.stood_s >= before.stood_s + elapsed_s - moved_s:
+        if elapsed_s <= 0 or stood_s >= would_s - moved_s:
             return  # a wait too short to be told from the clocks' difference teaches nothing
         # It moved.  Between two looks one step apart the wait lasted until it moved; over several
         # steps the moves in between are unknown, and only what was seen may count.
-        ended_s = before.stood_s + elapsed_s - rank.stood_s
         many = rank.step - before.step > MULTI_MOVE_STEPS
-        waited_s = before.still_s if many else ended_s
+        waited_s = before.still_s if many else would_s - stood_s
         if waited_s > 0:
             self.waits.setdefault(before.phase, Waits()).add(waited_s)
 

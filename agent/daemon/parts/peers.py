@@ -44,6 +44,7 @@ ADDRESS = "address"  # kind of the documents that say where each agent listens
 TOKEN_FILE = "cluster.token_file"
 TOKEN = "cluster-token"
 PUBLISH_S = 1.0  # between two tries
+KNOW_SHARE = 20  # thousands of nodes that come at once are looked at for a part of the time alone
 LOOK_S = 10.0  # between two looks at who is gone
 FORGOTTEN_AT_ONCE = 16
 RUNS_MAX = 32  # private agents of one node, the newest
@@ -111,6 +112,7 @@ class PeerPart:
         self._left: dict[str, int] = {}  # run -> generation that its launcher was told to leave
         self._docs: object = None
         self._places: dict[str, Address] = {}
+        self._of: object = None  # what else the choice of nodes followed from
         self._said: set[tuple[str, str]] = set()  # run, which node is refused and why
         self.answer: Callable[[str, Any], Awaitable[dict[str, Any]]] = _no_answer
 
@@ -130,12 +132,14 @@ class PeerPart:
             await self.peers.close()
 
     async def _stay(self, place: Place) -> None:
-        published_s = looked_s = 0.0
+        published_s = looked_s = knew_s = took_s = 0.0
         while True:
             view, now_s = self._store.view(), time.monotonic()
             is_due = now_s - published_s > PUBLISH_S
-            if view.docs is not self._docs or is_due:
+            if is_due or view.docs is not self._docs and now_s - knew_s > KNOW_SHARE * took_s:
                 self._know(view)
+                knew_s = time.monotonic()
+                took_s = knew_s - now_s
             if is_due:
                 published_s = now_s
                 await self._publish(place)
@@ -148,11 +152,16 @@ class PeerPart:
 
     def _know(self, view: StoreView) -> None:
         """Where the others are, and which of them this node keeps in touch with."""
+        runs = frozenset(self._launchers.runs())
+        heard = frozenset((beat.node, beat.run) for beat in self.peers.heard() if beat.run in runs)
+        leaders = frozenset(lease.holder for lease in view.leases if lease.run in runs)
+        if view.docs is self._docs and (runs, heard, leaders) == self._of:
+            return
+        self._of = runs, heard, leaders
         if view.docs is not self._docs:
             self._docs, self._places = view.docs, places(view.docs, self._run)
-        heard = [(beat.node, beat.run) for beat in self.peers.heard()]
         before = self.peers.choice
-        self.peers.know(self._places, mates(self._launchers.runs(), view, heard))
+        self.peers.know(self._places, mates(runs, view, heard))
         now = self.peers.choice
         if bool(now.left_out) != bool(before.left_out):
             say(f"node {self._state.name} is in touch with {len(now.wanted)} of "
@@ -340,6 +349,8 @@ def mates(
     """The nodes that share one of these runs: those of its plan, those with an agent of their own
     for it, those whose beats of it came (node, run), and who leads it.  A launcher that comes is
     heard of by that one first, who answers it from then on and writes the plan that names all."""
+    if not runs:
+        return frozenset()
     found = {node for node, run in heard if run in runs}
     found.update(lease.holder for lease in view.leases if lease.run in runs)
     for run in runs:

@@ -187,3 +187,41 @@ def test_addresses_of_nodes_that_are_long_gone_are_taken_away_and_no_others() ->
             await agent.peers.close()
 
     asyncio.run(body())
+
+
+def test_who_is_kept_in_touch_with_is_chosen_anew_only_when_something_changed(monkeypatch) -> None:
+    """Of 16,384 nodes each choice takes tens of milliseconds, and most seconds bring no news."""
+    chosen: list[frozenset[str]] = []
+    real = part.mates
+
+    def counted(*given: Any) -> frozenset[str]:
+        chosen.append(real(*given))
+        return chosen[-1]
+
+    async def body() -> None:
+        store, server = await store_of(4)
+        agent = agent_of(store, "n0000", "r")
+        try:
+            for _ in range(3):
+                agent._know(store.view())
+            assert len(chosen) == 1
+            server.leases["r"] = "n0001", 10.0
+            await store.refresh()
+            agent._know(store.view())
+            agent.peers._keep("n0002", conversation.Told((Beat("n0002", "other", 0, 0.0),)))
+            agent._know(store.view())
+            assert chosen[1:] == [{"n0001"}]
+            agent.peers._keep("n0003", conversation.Told((Beat("n0003", "r", 0, 0.0),)))
+            agent._know(store.view())
+            agent._launchers.runs = lambda: ()
+            agent._know(store.view())
+            assert chosen[2:] == [{"n0001", "n0003"}, frozenset()]
+            server.docs["address/n0009"] = Doc("address/n0009", 1, place(9))
+            await store.refresh()
+            agent._know(store.view())
+            assert "n0009" in agent.peers.lines and len(chosen) == 5
+        finally:
+            await agent.peers.close()
+
+    monkeypatch.setattr(part, "mates", counted)
+    asyncio.run(body())

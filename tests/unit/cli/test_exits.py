@@ -71,6 +71,17 @@ def test_the_launchers_and_the_agents_own_mistakes() -> None:
     assert agent_main(["--config", "/nowhere.toml"]) == exits.CONFIGURATION
 
 
+def test_an_agent_tells_errors_of_settings_and_runbooks_in_one_go(tmp_path, capsys) -> None:
+    """Whoever mends the one would only then learn of the other."""
+    books, file = tmp_path / "books", tmp_path / "agent.toml"
+    books.mkdir()
+    (books / "rank_hung.md").write_text("+++\nseverity = 3\n+++\n")
+    file.write_text(f'[agent]\ntick_s = -1\n[runbooks]\ndirectory = "{books}"\n')
+    assert agent_main(["--config", str(file)]) == exits.CONFIGURATION
+    said = capsys.readouterr().err
+    assert "agent.tick_s" in said and "rank_hung.md" in said
+
+
 @pytest.mark.parametrize("command", ["run", "train"])
 def test_the_launchers_help_tells_every_row(command: str) -> None:
     help_text = " ".join(spec.build(command).format_help().split())

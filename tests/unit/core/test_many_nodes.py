@@ -166,6 +166,23 @@ def test_a_document_is_decoded_once_for_each_version() -> None:
     newer = docs.changed({"a/1": Doc("a/1", 2, b"xyz"), "a/3": Doc("a/3", 1)})
     assert newer.decoded("a/1", look) == 3 and newer.decoded("a/2", look) == 2
     assert len(read) == 3 and len(newer) == 3 and len(newer.changed({"a/3": None})) == 2
+    assert newer.changed({"a/2": None, "a/9": None}).decoded("a/2", look) == 0
+    assert newer.decoded("a/2", look) == docs.decoded("a/2", look) == 2 and len(read) == 4
+
+
+def test_what_was_made_of_no_document_is_forgotten_with_the_next_change() -> None:
+    """Else a store of short runs would be remembered for ever."""
+    docs = Documents([Doc("a/1", 1)])
+    read: list[int] = []
+    for number in range(3):
+        assert docs.decoded(f"b/{number}", lambda doc: read.append(doc.version) or doc.key)
+        assert docs.decoded("c", read_nothing) is None
+    docs = docs.changed({"b/1": Doc("b/1", 4)})
+    assert docs.decoded("b/1", lambda doc: doc.version) == 4 and not docs._absent
+
+
+def read_nothing(doc: Doc) -> None:
+    assert doc.version == 0
 
 
 # ---------------------------------------------------------------- the size of a world

@@ -259,12 +259,12 @@ def test_an_outcome_of_something_not_asked_for_is_ignored() -> None:
 def test_a_wait_counts_when_it_ended_well_and_only_what_was_seen_of_it() -> None:
     lab = Lab()
     lab.begin()
-    history, seen = History(), {0: Seen(1, 5, "data", 3.0, 3.0, 10.0, True)}
-    rank = replace(lab.rank(0), step=5, still_s=0.25)
+    waits = replace(lab.rank(0), generation=1, step=5, phase="data", still_s=3.0)
+    history, seen = History(), {0: (waits, 10.0)}
+    rank = replace(waits, still_s=0.25)
     history.look((rank,), seen, 11.0)
     assert history.longest_s("data") == pytest.approx(3.75)
-    seen = {0: Seen(1, 5, "data", 3.0, 3.0, 10.0, True)}
-    history = History()
+    history, seen = History(), {0: (waits, 10.0)}
     history.look((replace(rank, step=9),), seen, 11.0)
     assert history.longest_s("data") == 3.0
 

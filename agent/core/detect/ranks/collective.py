@@ -91,12 +91,13 @@ def skipped(
     """At the end of an equal step a rank has entered fewer collectives: it left one out."""
     if bases is None:
         return None
-    tables = {
-        r.rank: {step: number - bases.get(r.rank, 0) for step, number in r.step_seq}
-        for r in ranks if r.step_seq}
-    if len(tables) < 2:
+    # Of thousands of ranks nearly all show one of a few rows of numbers.
+    rows_of = {r.rank: (r.step_seq, bases.get(r.rank, 0)) for r in ranks if r.step_seq}
+    if len(rows_of) < 2:
         return None
-    common = sorted(set.intersection(*(set(t) for t in tables.values())))
+    tables = {row: {step: number - row[1] for step, number in row[0]}
+              for row in set(rows_of.values())}
+    common = sorted(set.intersection(*map(set, tables.values())))
     differing = [s for s in common if len({t[s] for t in tables.values()}) > 1]
     if not differing or differing[-1] != common[-1]:
         return None
@@ -105,10 +106,11 @@ def skipped(
         return None
     last = differing[-1]
     most = max(t[last] for t in tables.values())
-    behind = [r for r in ranks if r.rank in tables and tables[r.rank][last] < most]
+    entered = {rank: tables[row][last] for rank, row in rows_of.items()}
+    behind = [r for r in ranks if entered.get(r.rank, most) < most]
     alone = behind[0] if len(behind) == 1 else None
-    rows = tuple((f"rank {n}", f"{tables[n][last]} collectives by the end of step {last}")
-                 for n in sorted(tables))
+    rows = tuple((f"rank {n}", f"{entered[n]} collectives by the end of step {last}")
+                 for n in sorted(entered))
     # The step before the first difference is good; with none in sight all of the generation is
     # in doubt, back to where it resumed.
     agreed = [s for s in common if s < differing[0]]

@@ -7,6 +7,8 @@ output is Findings.  It orders nothing and remembers nothing.
 
 from __future__ import annotations
 
+import heapq
+
 import msgspec
 
 from ...actions import RESTART_RANKS
@@ -149,8 +151,10 @@ def _still(
     elif view.silent:
         culprits = live  # whom they wait for may be among those that are not heard of
     waits = {r.rank: max(r.still_s, r.beat_age_s) if held else r.still_s for r in culprits}
-    left_s = max(_suspect_s(r, held, view.costs, history, settings) - waits[r.rank]
-                 for r in culprits)
+    # Of thousands of ranks most are alike in all that a limit depends on.
+    limits_s = {limits.alike(r): _suspect_s(r, held, view.costs, history, settings)
+                for r in {limits.alike(r): r for r in culprits}.values()}
+    left_s = max(limits_s[limits.alike(r)] - waits[r.rank] for r in culprits)
     if left_s > 0:
         return Look(wake_s=max(0.01, left_s + 0.005))
     limit_s = max(limits.act_s(r, view.costs, history, settings) for r in culprits)
@@ -185,7 +189,7 @@ def name_culprits(
     left = _not_waiting(left)
     if len(left) == 1:
         return left, f"it is in {left[0].phase} while the others wait"
-    longest = sorted(left, key=lambda r: (-r.stood_s, r.rank))
+    longest = heapq.nsmallest(2, left, key=lambda r: (-r.stood_s, r.rank))
     margin_s = max(SAME_STILL_S, 0.25 * history.step_s)
     if len({rank.node for rank in left}) > 1:
         margin_s += FAR_S

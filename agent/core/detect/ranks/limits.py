@@ -70,6 +70,11 @@ def act_s(rank: RankView, costs: Costs, history: History, settings: Settings) ->
     return limit_s * costs.backoff
 
 
+def alike(rank: RankView) -> tuple[object, ...]:
+    """All of a rank that its limits depend on."""
+    return rank.phase, rank.state, rank.active, rank.step == 0
+
+
 def base(history: History, settings: Settings) -> float:
     """Seconds of stillness that are suspect in an ordinary phase."""
     return settings.suspect_floor_s + settings.suspect_steps * history.step_s

@@ -1,0 +1,39 @@
+"""Everything below a prefix of etcd, page by page and of one revision.
+
+Owns the size of a page: most documents are some hundred bytes, and a plan may have a megabyte.
+"""
+
+from __future__ import annotations
+
+from .etcd_answers import KeyValue, after, b64
+from .etcd_gateway import Gateway, Json, TooLong
+
+PAGE = 64  # documents in the first answer
+PAGE_MOST, PAGE_BYTES = 1024, 1 << 20  # of 16,384 nodes there are some 50,000
+GROWS, SHRINKS = 4, 8
+
+
+async def everything(
+    gateway: Gateway, prefix: str, limit_s: float
+) -> tuple[list[KeyValue], int]:
+    """What the store held at one revision, and that.  `limit_s`: for each question."""
+    rows: list[KeyValue] = []
+    begin, end, revision, page = prefix.encode(), after(prefix.encode()), 0, PAGE
+    while True:
+        asked: Json = {"key": b64(begin), "range_end": b64(end), "limit": str(page)}
+        if revision:
+            asked["revision"] = str(revision)
+        try:
+            answer = await gateway.ask("/v3/kv/range", asked, limit_s)
+        except TooLong:
+            if page == 1:
+                raise
+            page = max(1, page // SHRINKS)
+            continue
+        revision = revision or answer.header.revision
+        rows += answer.kvs
+        if not answer.more or not answer.kvs:
+            return rows, revision
+        begin = answer.kvs[-1].key + b"\0"
+        mean_bytes = max(1, sum(len(row.value) for row in answer.kvs) // len(answer.kvs))
+        page = max(1, min(PAGE_MOST, GROWS * page, PAGE_BYTES // mean_bytes))
