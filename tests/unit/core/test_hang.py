@@ -94,6 +94,20 @@ def test_ranks_that_nothing_tells_apart_are_at_the_highest_step_that_was_read(
     assert f"step {told};" in dict(cause.evidence)["rank 0"]
 
 
+@pytest.mark.parametrize(("steps", "named"), [
+    ((20, 20, None), ()), ((20, 19, None), ()), ((20, 19, 20), (1,)), ((None, None, None), ())])
+def test_a_rank_whose_page_was_not_read_is_no_step_behind(
+    steps: tuple[int | None, ...], named: tuple[int, ...]
+) -> None:
+    """It may be the one, as whoever is behind may; that it is at step 0 says nothing."""
+    ranks = tuple(
+        RankView(number, "a", 100 + number, 1, "running", page=step is not None, still_s=50.0,
+                 step=step or 0) for number, step in enumerate(steps))
+    found, how = name_culprits(ranks, History(), None, "trainer")
+    assert tuple(rank.rank for rank in found if len(found) == 1) == named, how
+    assert all(rank in found for rank in ranks if not rank.page)
+
+
 def test_a_stop_under_a_debugger_is_left_to_the_person() -> None:
     lab = trained()
     lab.change(1, proc_state="t", traced=True, stopped_s=900.0, still_s=900.0)
@@ -208,6 +222,23 @@ def test_a_compiler_under_way_excuses_everybody() -> None:
     lab = trained(startup_s=1.0, compiling="inductor")
     stall(lab, 1, phase="forward_backward", active=True)
     assert stand(lab, 1200.0, 2.5) == []
+
+
+def test_a_scripts_first_step_is_startup_though_another_of_its_name_made_steps() -> None:
+    """It reads its data for ten minutes, in a phase that its hooks do not know."""
+    lab = trained("script", startup_s=5.0, to=500)
+    lab.kill(1)
+    lab.settle()
+    lab.train(500)
+    assert lab.node.cases["r"].state.history.restarts_s
+    lab.view = replace(lab.view, connected=False)
+    lab.step(2.0)
+    lab.view = replace(lab.view, connected=True, registered_boot_s=lab.boot_s, generation=0,
+                       ranks=(), state="idle", startup_s=0.0)
+    lab.step(1.0)
+    lab.begin()
+    lab.all(phase="unknown")
+    assert "stop" not in stand(lab, 600.0, 2.5) and not any(one.act for one in hang(lab))
 
 
 def test_a_slow_first_step_is_startup_until_a_step_was_finished() -> None:

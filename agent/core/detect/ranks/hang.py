@@ -99,7 +99,9 @@ class Hang(detector.RunDetector):
         return limits.Costs(
             grade=run.grade, startup_s=run.startup_s, hang_limit_s=run.hang_limit_s,
             steps_to_redo=max(0, now.peak_step - max(held)) if alone else 0,
-            compiling=compiles[0] if compiles else "", started=now.peak_step > 0,
+            compiling=compiles[0] if compiles else "",
+            # The highest step may be another script's, under whose name this one runs.
+            started=now.peak_step > 0 if run.grade == TRAINER else now.trained,
             backoff=now.backoff if now.peak_step <= now.backoff_step + 1 else 1.0,
         )
 
@@ -200,9 +202,10 @@ def name_culprits(
 
 def _a_step_behind(live: tuple[RankView, ...]) -> tuple[RankView, ...]:
     """Ranks that have finished the fewest steps.  In the trainer nobody enters the optimizer before
-    all gradients are there, and nobody waits in it: whoever is behind keeps the others waiting."""
-    least = min(rank.step for rank in live)
-    return tuple(rank for rank in live if rank.step == least)
+    all gradients are there, and nobody waits in it: whoever is behind keeps the others waiting.
+    Whose page was not read is at no step, and may be the one."""
+    least = min((rank.step for rank in live if rank.page), default=0)
+    return tuple(rank for rank in live if not rank.page or rank.step == least)
 
 
 def _behind(live: tuple[RankView, ...], bases: dict[int, int] | None) -> tuple[RankView, ...]:
