@@ -44,6 +44,7 @@ class PauseMemory(msgspec.Struct):
     counted: PauseDoc = PauseDoc()  # whose end the next two tell
     ends_boot_s: float = 0.0  # meaningless where it has no end
     boot_id: str = ""
+    cluster: str = ""  # whose store `known` is of
 
 
 class FleetPause:
@@ -63,12 +64,21 @@ class FleetPause:
         decided.  `alone`: the store is this node's own."""
         memory = self.memory
         if store.up:
-            memory.known = store.docs.decoded(KEY, read)
+            self._read(store, alone)
         doc = memory.wanted or memory.known
         self._count(doc, now, alone)
         over = doc.until_wall_s > 0.0 and memory.ends_boot_s <= now.boot_s
         memory.in_force = doc if doc.paused and not over else PauseDoc()
         return (memory.in_force.reason or "the fleet is paused") if memory.in_force.paused else ""
+
+    def _read(self, store: StoreView, alone: bool) -> None:
+        """A pause stands though the store has no document of it: it came back empty and was seeded,
+        for who resumes the fleet leaves a document that says so, and nobody deletes one.  Another
+        cluster's store never had it."""
+        memory = self.memory
+        may_be_of_it = not alone and store.cluster in ("", memory.cluster)
+        if not (may_be_of_it and memory.known.paused and not store.docs.get(KEY).version):
+            memory.known, memory.cluster = store.docs.decoded(KEY, read), store.cluster
 
     def _count(self, doc: PauseDoc, now: Now, alone: bool) -> None:
         """What is left of a pause when this node first sees it in this boot.  Only where nobody
@@ -94,6 +104,10 @@ class FleetPause:
         if wanted is None:
             if known.paused and not self.memory.in_force.paused:
                 self._end(ctx, known)
+            elif known.paused and not ctx.observed.store.docs.get(KEY).version \
+                    and ctx.observed.store.cluster == self.memory.cluster:
+                again = drafts.put(KEY, 0, msgspec.json.encode(known), known.reason)
+                ctx.emit(0, again)  # refused where somebody was quicker, who may have resumed
             return
         if wanted.paused and not self.memory.in_force.paused:
             self.memory.wanted = None  # its time went by while the store was away

@@ -143,6 +143,7 @@ class PeerPart:
             if is_due:
                 published_s = now_s
                 await self._publish(place)
+                await self._keep_token()
             if now_s - looked_s > LOOK_S:
                 looked_s = now_s
                 await self._forget_gone()
@@ -208,6 +209,17 @@ class PeerPart:
             if self._store.view().up:
                 await self._put(StoreWrite(TOKEN, 0, secrets.token_hex(32).encode()))
             await asyncio.sleep(PUBLISH_S / 4)
+
+    async def _keep_token(self) -> None:
+        """A store that came back empty and was seeded gets this agent's token again; where another
+        was quicker, its one holds.  Else who starts anew would be a stranger to the others."""
+        if self._token_of_file or not self._store.view().up:
+            return
+        found = self._doc(TOKEN).body
+        if not found:
+            await self._put(StoreWrite(TOKEN, 0, self.peers.token))
+        else:
+            self.peers.token = found
 
     async def _publish(self, place: Place) -> None:
         """Says in the store where this agent listens, as often as it says otherwise."""

@@ -189,6 +189,31 @@ def test_addresses_of_nodes_that_are_long_gone_are_taken_away_and_no_others() ->
     asyncio.run(body())
 
 
+def test_a_store_that_was_seeded_anew_gets_the_token_again_and_the_first_one_holds() -> None:
+    """Else an agent that starts then would be a stranger to all that run."""
+    async def body() -> None:
+        store, server = await store_of(2)
+        other = OfStore(server, "n0001", lambda: 0.0)
+        one, two = agent_of(store, "n0000"), agent_of(other, "n0001")
+        one.peers.token, two.peers.token = b"old", b"made by one that has just begun"
+        server.available = False
+        await store.refresh()
+        await one._keep_token()
+        server.available = True
+        assert part.TOKEN not in server.docs
+        for agent, of in ((one, store), (two, other)):
+            await of.refresh()
+            await agent._keep_token()
+        assert server.docs[part.TOKEN].body == two.peers.token == b"old"
+        one._token_of_file = "a file's"
+        server.docs[part.TOKEN] = Doc(part.TOKEN, 2, b"other")
+        await store.refresh()
+        await one._keep_token()
+        assert one.peers.token == b"old" and not errors
+
+    asyncio.run(body())
+
+
 def test_who_is_kept_in_touch_with_is_chosen_anew_only_when_something_changed(monkeypatch) -> None:
     """Of 16,384 nodes each choice takes tens of milliseconds, and most seconds bring no news."""
     chosen: list[frozenset[str]] = []

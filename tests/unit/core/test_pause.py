@@ -278,6 +278,61 @@ def test_without_the_store_it_holds_here_at_once_and_is_written_when_it_is_back(
     assert cluster.labs["b"].decision.fleet_paused, "what was known of it stands"
 
 
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_fleet_s_pause_that_a_seeded_store_has_lost_stands_and_is_written_again(
+    restarted: bool
+) -> None:
+    cluster = trained()
+    ask_fleet(cluster.labs["a"], "pause", wall_s(cluster.labs["a"]) + 60.0)
+    cluster.run(3)
+    cluster.labs["a"].requests = ()
+    before = cluster.docs["fleet/pause"].body
+    if restarted:
+        for lab in cluster.labs.values():
+            lab.restart_agent()
+    cluster.docs.clear()
+    for _ in range(3):
+        cluster.run(1)
+        assert {lab.decision.fleet_paused for lab in cluster.labs.values()} == {"switch upgrade"}
+    assert cluster.docs["fleet/pause"].body == before
+    cluster.run(60)
+    assert {lab.decision.fleet_paused for lab in cluster.labs.values()} == {""}
+
+
+def test_a_fleet_that_was_resumed_is_not_paused_by_a_store_that_lost_everything() -> None:
+    cluster = trained()
+    ask_fleet(cluster.labs["a"], "pause")
+    cluster.run(3)
+    ask_fleet(cluster.labs["b"], "resume", id="op-g")
+    cluster.labs["a"].requests = ()
+    cluster.run(3)
+    cluster.labs["b"].requests = ()
+    cluster.docs.clear()
+    cluster.run(5)
+    assert "fleet/pause" not in cluster.docs
+    assert {lab.decision.fleet_paused for lab in cluster.labs.values()} == {""}
+
+
+def test_a_fleet_s_pause_is_not_carried_into_another_clusters_store() -> None:
+    cluster = trained()
+    for lab in cluster.labs.values():
+        lab.cluster = "first"
+    ask_fleet(cluster.labs["a"], "pause")
+    cluster.run(3)
+    cluster.labs["a"].requests = ()
+    cluster.docs.clear()
+    for lab in cluster.labs.values():
+        lab.cluster = ""
+    cluster.run(3)
+    assert "fleet/pause" not in cluster.docs
+    assert {lab.decision.fleet_paused for lab in cluster.labs.values()} == {"switch upgrade"}
+    for lab in cluster.labs.values():
+        lab.cluster = "second"
+    cluster.run(3)
+    assert "fleet/pause" not in cluster.docs
+    assert {lab.decision.fleet_paused for lab in cluster.labs.values()} == {""}
+
+
 def test_on_one_node_the_fleet_is_the_node() -> None:
     lab = Lab()
     lab.begin()
