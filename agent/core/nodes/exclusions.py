@@ -34,6 +34,9 @@ class OwnDoc(msgspec.Struct):
 
     doc: members.NodeDoc = members.NodeDoc()
     cluster: str = ""  # whose store that was
+    version: int = 0
+    since_boot_s: float = 0.0  # this version stands, by the clock that nobody sets ...
+    boot_id: str = ""  # ... of this boot
 
 
 class Exclusions:
@@ -41,9 +44,9 @@ class Exclusions:
 
     def __init__(self, name: str, kept: OwnDoc) -> None:
         self.name, self.kept = name, kept
-        # Version of this node's own document, and since when it stands by this node's own clocks:
-        # who wrote it may have others.  What lasts is measured by the one that nobody sets.
-        self.own: tuple[int, float, float] = (0, 0.0, 0.0)  # version, wall_s, boot_s
+        # Version of this node's own document, and since when it stands, or this agent runs, by this
+        # node's own clock: who wrote it may have another.
+        self.own: tuple[int, float] = (0, 0.0)  # version, wall_s
         self.fit_wall_s = 0.0  # since when nothing fatal is open here
 
     def step(
@@ -57,7 +60,11 @@ class Exclusions:
         wall_s = ctx.now.wall_s
         version = ctx.observed.store.docs.get(node_subject(self.name)).version
         if self.own[0] != version:
-            self.own = (version, wall_s, ctx.now.boot_s)
+            self.own = (version, wall_s)
+        kept = self.kept
+        if (kept.version, kept.boot_id) != (version, ctx.now.boot_id):
+            kept.version, kept.since_boot_s, kept.boot_id = (
+                version, ctx.now.boot_s, ctx.now.boot_id)
         doc = ctx.observed.store.docs.decoded(node_subject(self.name), members.read_node)
         sick = sick or doc.request in ctx.observed.firing  # the alert that asked for it is not over
         if sick or not self.fit_wall_s:
@@ -133,7 +140,7 @@ class Exclusions:
             works = [view.run for view in ctx.observed.runs if works_on(self.name, view, ctx)]
             if not works:
                 wanted[self.name] = replace(doc, draining=False, since_wall_s=wall_s)
-            elif ctx.now.boot_s - self.own[2] > ctx.settings.drain_limit_s:
+            elif ctx.now.boot_s - self.kept.since_boot_s > ctx.settings.drain_limit_s:
                 why = (f"the drain was given up after {ctx.settings.drain_limit_s:g} s: nobody "
                        f"took the ranks of {', '.join(sorted(works))}")
                 wanted[self.name] = replace(

@@ -399,6 +399,18 @@ def test_a_drain_that_the_store_has_lost_goes_on() -> None:
         (False, "the drain was given up after 30 s: nobody took the ranks of r")]
 
 
+def test_a_restart_of_the_agent_does_not_begin_the_limit_of_its_drain_anew() -> None:
+    cluster = started("ab", settings=replace(MANY, drain_limit_s=30.0))
+    ask(cluster, "a", "drain", "b")
+    cluster.run(3)
+    for _ in range(3):
+        cluster.run(8)
+        assert doc(cluster, "b").draining
+        cluster.labs["b"].restart_agent()
+    cluster.run(8)
+    assert not doc(cluster, "b").excluded and "given up after 30 s" in doc(cluster, "b").reason
+
+
 def test_what_was_released_before_the_store_lost_it_or_while_it_was_away_stays_so() -> None:
     cluster = excluded()
     ask(cluster, "a", "release_node", "b", "q2")
