@@ -26,6 +26,7 @@ from . import breaker
 STRIKES_KEPT = 16
 CHECK_EVERY_S = 600.0  # an excluded node is checked anew this often, until its checks pass
 CHECKS_S = 120.0
+RACE_S = 10.0  # two leaders that write at once have read each other by then
 AGAIN = "written again by the node itself: the store had lost it"
 
 
@@ -48,6 +49,7 @@ class Exclusions:
         # node's own clock: who wrote it may have another.
         self.own: tuple[int, float] = (0, 0.0)  # version, wall_s
         self.fit_wall_s = 0.0  # since when nothing fatal is open here
+        self.made: dict[str, float] = {}  # node -> when this one excluded it for a fault, lately
 
     def step(
         self, wanted: dict[str, members.NodeDoc], incidents: IncidentBook[Entry],
@@ -119,6 +121,8 @@ class Exclusions:
                 self._tell_once(beat.fatal, why_many, incidents, ctx)
                 continue
             wanted.setdefault(beat.node, struck(ctx, beat.node, beat.fatal, why, self.name))
+            self.made[beat.node] = ctx.now.boot_s
+        self._take_back(wanted, incidents, ctx)
         for fault in sorted(tripped):
             # What was wanted before the breaker opened is not written any more.
             mine = [n for n, d in wanted.items() if (d.fault, d.by) == (fault, self.name)]
@@ -127,6 +131,23 @@ class Exclusions:
             self._tell_once(fault, tripped[fault], incidents, ctx)
         for fault in [f for f in incidents.open if f not in tripped and f not in faults]:
             incidents.close(ctx, fault, "the fault is gone")
+
+    def _take_back(
+        self, wanted: dict[str, members.NodeDoc], incidents: IncidentBook[Entry], ctx: Context
+    ) -> None:
+        """Leaders of two runs that exclude in one moment may each take the last place that is left:
+        of them all whose exclusion is behind in the documents' order takes it back, once it reads
+        the others'."""
+        self.made = {node: at_s for node, at_s in self.made.items()
+                     if ctx.now.boot_s - at_s < RACE_S}
+        for node in sorted(self.made):
+            doc = ctx.observed.store.docs.decoded(node_subject(node), members.read_node)
+            why = surplus(ctx, node) if doc.excluded and doc.by == self.name and doc.fault else ""
+            if why:
+                wanted[node] = members.NodeDoc(
+                    reason=f"taken back, another was excluded in the same moment: {why}",
+                    by=self.name, strikes=doc.strikes[:-1], since_wall_s=ctx.now.wall_s)
+                self._tell_once(doc.fault, why, incidents, ctx)
 
     def _own(self, wanted: dict[str, members.NodeDoc], ctx: Context, sick: bool) -> None:
         """This node's own document: a drain comes to its end, an exclusion for a fault is over when

@@ -461,6 +461,33 @@ def test_no_exclusion_is_carried_into_another_clusters_store(is_known: bool) -> 
 # ---------------------------------------------------------------- the fleet
 
 
+@pytest.mark.parametrize("behind_s", [-0.1, 0.1])
+def test_of_two_leaders_that_exclude_in_one_moment_the_later_takes_its_own_back(
+    behind_s: float
+) -> None:
+    """One may go still, and each has read that."""
+    cluster = started("abcdefgh", nnodes=2)
+    cluster.fatal["c"] = "fault_0"
+    cluster.run(4)
+    cluster.fatal["d"] = "fault_1"
+    while "node/d" not in cluster.docs:
+        cluster.step(0.2)
+    mine = doc(cluster, "d")
+    assert mine.excluded and mine.by == cluster.leader()
+    at_s = mine.since_wall_s + behind_s
+    other = NodeDoc(excluded=True, reason="of another run", by="h", fault="fault_9",
+                    strikes=(at_s,), since_wall_s=at_s)
+    cluster.docs["node/e"] = Doc("node/e", 1, msgspec.json.encode(other))
+    cluster.run(20)
+    assert doc(cluster, "e") == other, "what another wrote is his to take back"
+    if behind_s > 0.0:
+        assert doc(cluster, "d") == mine
+        return
+    assert not doc(cluster, "d").excluded and doc(cluster, "d").strikes == ()
+    assert "taken back, another was excluded in the same moment" in doc(cluster, "d").reason
+    assert cluster.docs["node/d"].version == 2, "and it is not excluded anew"
+
+
 def test_a_fleet_loses_no_more_nodes_to_faults_than_it_may() -> None:
     """Two different faults a node each, one by one: no single fault opens the breaker."""
     cluster = started("abcdefgh", nnodes=2)
