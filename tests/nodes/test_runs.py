@@ -69,9 +69,13 @@ def test_a_script_over_three_nodes_is_one_world_and_outlives_its_store(world: Wo
         assert (seen["TORCHELASTIC_RUN_ID"], seen["TORCHELASTIC_RESTART_COUNT"]) == ("job", "0")
     pids = {rank: int(seen["pid"]) for rank, seen in said.items()}
 
-    # Every permit is renewed by the others' word while the store is away.
+    # Every permit is renewed by the others' word while the store is away, though an agent that
+    # starts anew meanwhile cannot ask it who and where they are.
+    world.wait(lambda: all(any(world.nodes[number].home.rglob("peers.json"))
+                           for number in range(3)))
     os.kill(world.etcd[3].pid, signal.SIGKILL)
-    stand_for(world, 2 * LEASE_S, lambda: all(map(alive, pids.values())))
+    os.kill(world.agent_pid(2), signal.SIGKILL)
+    stand_for(world, 3 * LEASE_S, lambda: all(map(alive, pids.values())))
     world.start_store()
 
     # A node that stood still as a whole finds itself fenced when it wakes up.

@@ -8,9 +8,11 @@ elsewhere.  Who plans what is the core's.
 from __future__ import annotations
 
 import asyncio
+import functools
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Collection
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -33,11 +35,14 @@ from ...core.model import (
 from ...core.run import fences
 from ...core.run.members import read_plan
 from ...launchers.server import LauncherServer
+from ...peers import remembered
 from ...peers.beats import Address, Peers
 from ...peers.choice import LINES_MAX
 from ...peers.conversation import Endpoint, Told
+from ...store import identity
 from ...store.base import Conflict, Store, StoreError
 from ...system.errors import say
+from ...system.side_thread import SideThread
 from ..state import AgentState
 
 ADDRESS = "address"  # kind of the documents that say where each agent listens
@@ -46,6 +51,7 @@ TOKEN = "cluster-token"
 PUBLISH_S = 1.0  # between two tries
 KNOW_SHARE = 20  # thousands of nodes that come at once are looked at for a part of the time alone
 LOOK_S = 10.0  # between two looks at who is gone
+AWAY_S = 0.5  # behind a start; a store that answers later has the same token but for accidents
 FORGOTTEN_AT_ONCE = 16
 RUNS_MAX = 32  # private agents of one node, the newest
 ENDED_WELL = 0
@@ -112,6 +118,10 @@ class PeerPart:
         self._left: dict[str, int] = {}  # run -> generation that its launcher was told to leave
         self._docs: object = None
         self._places: dict[str, Address] = {}
+        folder = Path(state.config.agent.state_dir)
+        self._file, self._side_thread = folder / remembered.FILE, SideThread("peers")
+        self._remembered = remembered.read(
+            self._file, identity.read_known(folder / identity.FILE, writes=False).cluster_id)
         self._of: object = None  # what else the choice of nodes followed from
         self._said: set[tuple[str, str]] = set()  # run, which node is refused and why
         self.answer: Callable[[str, Any], Awaitable[dict[str, Any]]] = _no_answer
@@ -147,6 +157,7 @@ class PeerPart:
             if now_s - looked_s > LOOK_S:
                 looked_s = now_s
                 await self._forget_gone()
+                self._remember(view)
             self._say_refused()
             await asyncio.sleep(self.peers.ping_s())
             self.peers.tick()
@@ -161,8 +172,11 @@ class PeerPart:
         self._of = runs, heard, leaders
         if view.docs is not self._docs:
             self._docs, self._places = view.docs, places(view.docs, self._run)
-        before = self.peers.choice
-        self.peers.know(self._places, mates(runs, view, heard))
+        before, sharing = self.peers.choice, mates(runs, view, heard)
+        if not view.up and not self._places:  # begun while the store is away
+            self._places = self._remembered.places
+            sharing = frozenset(self._places)
+        self.peers.know(self._places, sharing)
         now = self.peers.choice
         if bool(now.left_out) != bool(before.left_out):
             say(f"node {self._state.name} is in touch with {len(now.wanted)} of "
@@ -172,6 +186,17 @@ class PeerPart:
             self._on_error("peers", f"{now.missing} nodes that share a run with this one are one "
                            f"too many: {LINES_MAX} are the most, and of the others no word comes. "
                            "Run over fewer nodes")
+
+    def _remember(self, view: StoreView) -> None:
+        """For the next start, which may be while the store is away."""
+        token = "" if self._token_of_file else self.peers.token.decode()
+        near = {name: self._places[name] for name in sorted(self.peers.choice.wanted)
+                if name in self._places}
+        found = remembered.Remembered(view.cluster, token, near)
+        if view.up and view.cluster and found != self._remembered:
+            self._remembered = found
+            self._side_thread.do("peers", functools.partial(
+                remembered.write, self._file, found))  # an error of the disk is told by others
 
     async def _forget_gone(self) -> None:
         """Takes away the addresses of nodes that are long gone, or a cluster whose nodes come and
@@ -202,12 +227,15 @@ class PeerPart:
         """
         if self._token_of_file:
             return self._token_of_file.encode()
+        begun_s = time.monotonic()
         while True:
             found = self._doc(TOKEN)
             if found.body:
                 return found.body
             if self._store.view().up:
                 await self._put(StoreWrite(TOKEN, 0, secrets.token_hex(32).encode()))
+            elif self._remembered.token and time.monotonic() - begun_s > AWAY_S:
+                return self._remembered.token.encode()
             await asyncio.sleep(PUBLISH_S / 4)
 
     async def _keep_token(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,8 +13,10 @@ import pytest
 
 from holdfast.agent.core.model import Beat, Doc, Documents, Lease, Plan, Resume, StoreView
 from holdfast.agent.daemon.parts import peers as part
-from holdfast.agent.peers import beats, conversation
+from holdfast.agent.peers import beats, conversation, remembered
+from holdfast.agent.peers.beats import Address
 from holdfast.agent.peers.choice import LINES_MAX, NEIGHBOURS_MAX, choice
+from holdfast.agent.store import identity
 from holdfast.agent.store.memory import MemoryServer, MemoryStore
 
 
@@ -97,9 +100,12 @@ class OfStore(MemoryStore):
         return self.names
 
 
-def agent_of(store: OfStore, name: str, *runs: str) -> part.PeerPart:
+def agent_of(
+    store: OfStore, name: str, *runs: str, folder: Path = Path("/nowhere")
+) -> part.PeerPart:
     """Its part, with launchers of these runs, whose lines connect to nothing."""
     config: Any = SimpleNamespace(
+        agent=SimpleNamespace(state_dir=str(folder)),
         detect=SimpleNamespace(lease_s=10.0), store=SimpleNamespace(url="etcd://127.0.0.1:2379"),
         cluster=SimpleNamespace(listen="127.0.0.1:0", token_file=""))
     state: Any = SimpleNamespace(name=name, config=config)
@@ -250,3 +256,53 @@ def test_who_is_kept_in_touch_with_is_chosen_anew_only_when_something_changed(mo
 
     monkeypatch.setattr(part, "mates", counted)
     asyncio.run(body())
+
+
+def test_an_agent_that_starts_while_the_store_is_away_knows_where_the_others_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a script's permits, which need every node's word then, would run out."""
+    monkeypatch.setattr(part, "AWAY_S", 0.0)
+    identity.write_known(tmp_path / identity.FILE, identity.Known("n", "main", "c1"))
+
+    def view(store: OfStore, cluster: str = "c1") -> StoreView:
+        return msgspec.structs.replace(store.view(), cluster=cluster)
+
+    async def body() -> None:
+        store, server = await store_of(3)
+        first = agent_of(store, "n0000", folder=tmp_path)
+        first.peers.token = b"secret"
+        first._know(view(store))
+        first._remember(view(store, ""))
+        assert not (tmp_path / "peers.json").exists(), "of which cluster it is was not known"
+        first._remember(view(store))
+        await first._side_thread.close(5.0)
+        await first.peers.close()
+        assert (tmp_path / "peers.json").stat().st_mode & 0o777 == 0o600
+        server.available = False
+        away = OfStore(server, "n0000", lambda: 0.0)
+        await away.refresh()
+        again = agent_of(away, "n0000", folder=tmp_path)
+        again.peers.token = await asyncio.wait_for(again._token(), 5.0)
+        again._know(away.view())
+        assert again.peers.token == b"secret"
+        assert again.peers.addresses == {name: Address("10.0.0.1", port) for port, name in
+                                         ((2, "n0001"), (3, "n0002"))}
+        server.available = True
+        del server.docs["address/n0002"]
+        await away.refresh()
+        again._know(away.view())
+        assert set(again.peers.addresses) == {"n0001"}, "the store's word holds once it answers"
+        await again.peers.close()
+        for known in (identity.Known("n", "main", "another"), identity.Known("n")):
+            identity.write_known(tmp_path / identity.FILE, known)
+            assert agent_of(away, "n0000", folder=tmp_path)._remembered.token == ""
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("text", [
+    "", "{", "[" * 100_000, '{"cluster": "c1", "places": {"a": 3}}', "\xff"])
+def test_what_is_remembered_and_cannot_be_read_is_nothing(text: str, tmp_path: Path) -> None:
+    (tmp_path / "peers.json").write_bytes(text.encode("latin-1"))
+    assert remembered.read(tmp_path / "peers.json", "c1") == remembered.Remembered()

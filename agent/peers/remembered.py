@@ -1,0 +1,42 @@
+"""What an agent that starts while the store is away still knows of the others.
+
+Owns STATE/peers.json: of which cluster it is, the token that the store kept, and where the nodes were
+that this one was in touch with.  It is used until the store answers, and never for another cluster.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from .beats import Address
+
+FILE = "peers.json"
+FILE_MAX_BYTES = 4 << 20
+
+
+class Remembered(msgspec.Struct, frozen=True):
+    cluster: str = ""  # its id
+    token: str = ""  # "": a file of the operator's has it
+    places: dict[str, Address] = {}
+
+
+def read(path: Path, cluster: str) -> Remembered:
+    """Nothing where the file is of another cluster, or cannot be read: it is a convenience."""
+    try:
+        with open(path, "rb") as file:
+            found = msgspec.json.decode(file.read(FILE_MAX_BYTES), type=Remembered)
+    except (OSError, msgspec.DecodeError, RecursionError):
+        return Remembered()
+    return found if cluster and found.cluster == cluster else Remembered()
+
+
+def write(path: Path, found: Remembered) -> None:
+    """Whole or not at all; this user's alone, for the token is in it."""
+    aside = path.with_suffix(".new")
+    fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    with open(fd, "wb") as file:
+        file.write(msgspec.json.encode(found))
+    aside.rename(path)
