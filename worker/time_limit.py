@@ -8,6 +8,7 @@ system that hangs: who has nothing else to do then leaves.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -20,7 +21,10 @@ from types import FrameType
 # callback of the garbage collector.  So the signal comes again until the work has ended.
 AGAIN_S = 0.5
 
+OUTSIDE = (__file__, contextlib.__file__)  # no place to raise: `with` would not be ended
+
 _limit_s: float | None = None  # of the work that goes on
+_fired = False
 
 
 class TooSlow(ValueError):
@@ -46,23 +50,29 @@ def or_leave(seconds: float, words: str, code: int) -> Iterator[None]:
         timer.cancel()
 
 
-def _late(_number: int, _frame: FrameType | None) -> None:
-    if _limit_s is not None:
+def _late(_number: int, frame: FrameType | None) -> None:
+    global _fired
+    if _limit_s is not None and (frame is None or frame.f_code.co_filename not in OUTSIDE):
+        _fired = True
         raise TooSlow(f"takes longer than {_limit_s:g} s")
 
 
 @contextmanager
 def at_most(seconds: float) -> Iterator[None]:
     """Raises TooSlow in the body after `seconds`.  Not to be nested."""
-    global _limit_s
+    global _fired, _limit_s
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     before = signal.signal(signal.SIGVTALRM, _late)
-    _limit_s = seconds
+    _limit_s, _fired = seconds, False
     try:
         signal.setitimer(signal.ITIMER_VIRTUAL, max(seconds, 1e-3), AGAIN_S)
         yield
+    except ValueError as error:
+        if _fired and not isinstance(error, TooSlow):  # the body made another of it
+            raise TooSlow(f"takes longer than {seconds:g} s") from error
+        raise
     finally:
         _limit_s = None
         signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)

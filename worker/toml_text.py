@@ -16,8 +16,11 @@ from .time_limit import at_most
 READ_S = 2.0  # of the processor: 1 MB of sensible keys takes a tenth of it
 KEY_PARTS_MAX = 64
 # Such a chain within a string is refused as well: no text that a setting takes has one.
-_LONG_KEY = re.compile(
-    r"""(?<![\w-])(?:(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){%d}""" % KEY_PARTS_MAX)
+# A part of more than 200 characters ends a chain: of such ones a file has too few to matter, and
+# escaped quotes without an end would be gone over once for each.
+_PART = r"""(?:[\w-]+|"(?:[^"\\\n]|\\.){0,200}"|'[^'\n]*')[ \t]*"""
+_LONG_KEY = re.compile(r"(?<![\w-])(?:%s\.[ \t]*){%d}" % (_PART, KEY_PARTS_MAX))
+
 
 
 def parse(loads: Callable[[str], dict[str, Any]], text: str | bytes) -> dict[str, Any]:

@@ -189,8 +189,10 @@ class Peers(Conversation[Line]):
 
     def ask_kernel(self, name: str) -> None:
         if name in self.lines and name not in self._probes:
-            task = asyncio.get_running_loop().create_task(self._probe(name))
+            task = asyncio.get_running_loop().create_task(self._probe(name, self.lines[name]))
             self._probes[name] = task
+            # Not in the task itself: one that is cancelled before it runs ends nothing.
+            task.add_done_callback(lambda _: self._probes.pop(name, None))
 
     def long_silent(self) -> list[str]:
         """Nodes without a word for GONE_S of this observer's own ticks."""
@@ -279,13 +281,9 @@ class Peers(Conversation[Line]):
 
     # ------------------------------------------------------------- asking a kernel
 
-    async def _probe(self, name: str) -> None:
-        line = self.lines[name]
+    async def _probe(self, name: str, line: Line) -> None:
         address = line.address
-        try:
-            answers = await self._questions.ask(name, address.host, address.port, line.round_trip_s)
-            if self._questions.unasked:
-                self.on_error("peers", NOTHING_LEFT)
-            self.kernel_said(name, answers)
-        finally:
-            del self._probes[name]
+        answers = await self._questions.ask(name, address.host, address.port, line.round_trip_s)
+        if self._questions.unasked:
+            self.on_error("peers", NOTHING_LEFT)
+        self.kernel_said(name, answers)

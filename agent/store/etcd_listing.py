@@ -5,11 +5,12 @@ Owns the size of a page: most documents are some hundred bytes, and a plan may h
 
 from __future__ import annotations
 
+from .base import StoreError
 from .etcd_answers import KeyValue, after, b64
-from .etcd_gateway import Gateway, Json, TooLong
+from .etcd_gateway import Gateway, Json, Refused, TooLong
 
 PAGE = 64  # documents in the first answer
-PAGE_MOST, PAGE_BYTES = 1024, 1 << 20  # of 16,384 nodes there are some 50,000
+PAGE_MOST, PAGE_BYTES = 512, 1 << 20  # of 16,384 nodes there are some 50,000
 GROWS, SHRINKS = 4, 8
 
 
@@ -19,6 +20,7 @@ async def everything(
     """What the store held at one revision, and that.  `limit_s`: for each question."""
     rows: list[KeyValue] = []
     begin, end, revision, page = prefix.encode(), after(prefix.encode()), 0, PAGE
+    most = PAGE_MOST
     while True:
         asked: Json = {"key": b64(begin), "range_end": b64(end), "limit": str(page)}
         if revision:
@@ -28,7 +30,14 @@ async def everything(
         except TooLong:
             if page == 1:
                 raise
-            page = max(1, page // SHRINKS)
+            page = most = max(1, page // SHRINKS)
+            continue
+        except Refused:
+            raise
+        except StoreError:
+            if page <= PAGE:
+                raise
+            page = most = PAGE  # plans lie behind thousands of short ones: it may take too long
             continue
         revision = revision or answer.header.revision
         rows += answer.kvs
@@ -36,4 +45,4 @@ async def everything(
             return rows, revision
         begin = answer.kvs[-1].key + b"\0"
         mean_bytes = max(1, sum(len(row.value) for row in answer.kvs) // len(answer.kvs))
-        page = max(1, min(PAGE_MOST, GROWS * page, PAGE_BYTES // mean_bytes))
+        page = max(1, min(most, GROWS * page, PAGE_BYTES // mean_bytes))

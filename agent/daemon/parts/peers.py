@@ -143,6 +143,7 @@ class PeerPart:
 
     async def _stay(self, place: Place) -> None:
         published_s = looked_s = knew_s = took_s = 0.0
+        self._docs = self._of = None  # behind a crash of this part there is no connection any more
         while True:
             view, now_s = self._store.view(), time.monotonic()
             is_due = now_s - published_s > PUBLISH_S
@@ -157,6 +158,7 @@ class PeerPart:
             if now_s - looked_s > LOOK_S:
                 looked_s = now_s
                 await self._forget_gone()
+                self.peers.forget(self.peers.addresses)
                 self._remember(view)
             self._say_refused()
             await asyncio.sleep(self.peers.ping_s())
@@ -167,16 +169,17 @@ class PeerPart:
         runs = frozenset(self._launchers.runs())
         heard = frozenset((beat.node, beat.run) for beat in self.peers.heard() if beat.run in runs)
         leaders = frozenset(lease.holder for lease in view.leases if lease.run in runs)
-        if view.docs is self._docs and (runs, heard, leaders) == self._of:
+        of = runs, heard, leaders
+        if view.docs is self._docs and of == self._of:
             return
-        self._of = runs, heard, leaders
         if view.docs is not self._docs:
-            self._docs, self._places = view.docs, places(view.docs, self._run)
+            self._places = places(view.docs, self._run)
         before, sharing = self.peers.choice, mates(runs, view, heard)
         if not view.up and not self._places:  # begun while the store is away
             self._places = self._remembered.places
             sharing = frozenset(self._places)
         self.peers.know(self._places, sharing)
+        self._docs, self._of = view.docs, of
         now = self.peers.choice
         if bool(now.left_out) != bool(before.left_out):
             say(f"node {self._state.name} is in touch with {len(now.wanted)} of "

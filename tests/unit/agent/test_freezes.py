@@ -4,6 +4,7 @@ a sentence, on the command line as in a running agent."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 import shutil
@@ -21,7 +22,7 @@ from holdfast.agent.config.load import ConfigError, load
 from holdfast.agent.config.runbooks import RunbookError, load_runbooks
 from holdfast.agent.logs import operator_signatures
 from holdfast.trainer.checkpoint import format
-from holdfast.worker import toml_text
+from holdfast.worker import time_limit, toml_text
 from holdfast.worker.time_limit import TooSlow, at_most
 
 PATTERNS = (r"(a+)+$", r"foo (\w+\s?)*!", r"lost (.*)*x", r"err: (x|xx)*y",
@@ -58,7 +59,8 @@ def test_what_somebody_may_well_write_is_read(text: str) -> None:
     assert time.process_time() - begin_s < 1.0
 
 
-@pytest.mark.parametrize("part", ["a.", "a .", "a\t. ", "'a b'.", '"=#".', "-_9."])
+@pytest.mark.parametrize("part", [
+    "a.", "a .", "a\t. ", "'a b'.", '"=#".', "-_9.", '"\\"".', '"\\\\".', "'\"'.", '"a\\"b\\"".'])
 def test_a_long_key_is_seen_however_it_is_written(part: str) -> None:
     for line in (f"{part * 64}a = 1", f"[{part * 64}a]", f"x = {{ {part * 64}a = 1 }}"):
         tomllib.loads(line)
@@ -85,6 +87,39 @@ def test_a_limit_holds_though_its_first_exception_is_lost(monkeypatch) -> None:
     finally:
         gc.callbacks.remove(long)
     assert lost == [TooSlow] and time.process_time() - begin_s < 5.0
+
+
+def test_a_long_key_is_seen_among_parts_of_other_kinds() -> None:
+    for parts in ("a." * 63 + '"\\"".', '"\\"".' * 32 + "'.'. " * 32):
+        tomllib.loads(f"{parts}a = 1")
+        with pytest.raises(ValueError, match="a key of more than 64 parts"):
+            toml_text.parse(tomllib.loads, f"{parts}a = 1")
+
+
+def test_a_file_that_is_hard_to_search_for_long_keys_is_searched_in_time() -> None:
+    for text in (f"{'a.' * 60}a = 1\n" * 8000, '"' * 1_000_000, '"\\' * 500_000,
+                 "a b" * 300_000, "a" + " " * 1_000_000, "'" * 1_000_000):
+        with at_most(15.0):
+            assert toml_text._LONG_KEY.search(text) is None, text[:20]
+
+
+def test_a_limit_is_told_though_the_body_made_another_error_of_it() -> None:
+    with pytest.raises(TooSlow, match="takes longer than 0.05 s"), at_most(0.05):
+        try:
+            while True:
+                pass
+        except ValueError:
+            raise ValueError("line 3: no valid value") from None
+    with pytest.raises(ValueError, match="of its own"), at_most(5.0):
+        raise ValueError("of its own")
+
+
+def test_a_limit_is_never_told_where_with_would_not_end() -> None:
+    """Between the body and the end of the block stand frames of ours and of contextlib."""
+    for file in (time_limit.__file__, contextlib.__file__):
+        code = compile("while lost < 3: lost += 1\nlate(0, frame())", file, "exec")
+        with at_most(5.0):
+            exec(code, {"lost": 0, "late": time_limit._late, "frame": sys._getframe})
 
 
 def test_a_signal_that_comes_late_ends_nothing() -> None:

@@ -306,3 +306,61 @@ def test_an_agent_that_starts_while_the_store_is_away_knows_where_the_others_wer
 def test_what_is_remembered_and_cannot_be_read_is_nothing(text: str, tmp_path: Path) -> None:
     (tmp_path / "peers.json").write_bytes(text.encode("latin-1"))
     assert remembered.read(tmp_path / "peers.json", "c1") == remembered.Remembered()
+
+
+def test_a_part_that_crashed_begins_with_all_its_connections_again(monkeypatch) -> None:
+    async def body() -> None:
+        store, _ = await store_of(3)
+        agent = agent_of(store, "n0000")
+        monkeypatch.setattr(agent, "_publish", failing)
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="a bug of ours"):
+                await agent._stay(part.Place("127.0.0.1", 1, "i"))
+            assert set(agent.peers.lines) == {"n0001", "n0002"}
+            await agent.peers.close()
+            assert not agent.peers.lines
+
+    async def failing(_: object) -> None:
+        raise RuntimeError("a bug of ours")
+
+    asyncio.run(body())
+
+
+def test_a_choice_that_failed_is_made_again(monkeypatch) -> None:
+    async def body() -> None:
+        store, _ = await store_of(3)
+        agent = agent_of(store, "n0000")
+        with monkeypatch.context() as broken, pytest.raises(ZeroDivisionError):
+            broken.setattr(agent.peers, "know", lambda *_: 1 / 0)
+            agent._know(store.view())
+        agent._know(store.view())
+        assert set(agent.peers.lines) == {"n0001", "n0002"}
+        await agent.peers.close()
+
+    asyncio.run(body())
+
+
+def test_a_node_whose_line_goes_while_its_kernel_is_to_be_asked_can_be_asked_again() -> None:
+    """Else whoever watched it never learned of its next death."""
+    async def body() -> None:
+        store, server = await store_of(3)
+        agent = agent_of(store, "n0000")
+        agent._know(store.view())
+        before = server.docs.pop("address/n0001")
+        agent.peers.ask_kernel("n0001")
+        await store.refresh()
+        agent._know(store.view())
+        while agent.peers._probes:
+            await asyncio.sleep(0.01)
+        server.docs["address/n0001"] = before
+        await store.refresh()
+        agent._know(store.view())
+        agent.peers.ask_kernel("n0001")
+        (task,) = agent.peers._probes.values()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await asyncio.sleep(0)
+        assert not agent.peers._probes
+        await agent.peers.close()
+
+    asyncio.run(asyncio.wait_for(body(), 30.0))
