@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast.agent.core.parse.logs import forms
+from holdfast.agent.core.parse.logs.lines import clean
 
 from .test_log_vocabularies import culprit, diagnose, raised
 
@@ -137,6 +138,14 @@ def test_a_pods_address_is_the_networks_and_the_rest_of_its_sandbox_is_not() -> 
     sandbox = "Failed to create pod sandbox: rpc error: code = Unknown desc = "
     assert culprit(sandbox + "add cmd: failed to assign an IP address to container\n") == "network"
     assert culprit(sandbox + "no runtime for \"nvidia\" is configured\n") == "infra"
+
+
+@pytest.mark.parametrize("month", ["Nov", "nov.", "Mär", "févr.", "août", "11月"])
+def test_a_clock_in_another_tongue_is_taken_off(month: str) -> None:
+    read = clean(f"{month} 20 10:00:00 n7 a[81]: said")
+    assert read.text == "n7 a[81]: said"
+    assert (read.time_s is not None) == (month == "Nov")
+    assert clean("step 20 loss 2.5").text == "step 20 loss 2.5"
 
 
 def test_words_in_other_tongues() -> None:
