@@ -13,8 +13,9 @@ from holdfast.agent.core.parse.logs.scan import Scanner
 from holdfast.agent.logs import files
 
 CATALOGUE, FAMILIES = files.load_catalogue(), files.load_families()
-LINES: dict[str, list[str]] = tomllib.loads(
-    Path(__file__).with_name("log_lines.toml").read_text())
+LINES: dict[str, list[str]]
+LINES, WIDE = (tomllib.loads(Path(__file__).with_name(name).read_text())
+               for name in ("log_lines.toml", "log_lines_wide.toml"))
 TOLD_ONLY = ("unknown", "consequence")
 
 
@@ -33,12 +34,13 @@ def culprit(text: str) -> str:
 @pytest.mark.parametrize("whose", [key for key in LINES if key not in (*TOLD_ONLY, "harmless")])
 def test_a_line_alone_says_whose_it_is(whose: str) -> None:
     assert len(LINES[whose]) >= 10
-    assert [line for line in LINES[whose] if culprit(line + "\n") != whose] == []
+    lines = LINES[whose] + WIDE[whose]
+    assert [line for line in lines if culprit(line + "\n") != whose] == []
 
 
 @pytest.mark.parametrize("kind", TOLD_ONLY)
 def test_what_names_nobody_is_told(kind: str) -> None:
-    for line in LINES[kind]:
+    for line in LINES[kind] + WIDE.get(kind, []):
         found = diagnose(line + "\n")
         assert found.root is None or found.root.culprit == "unknown", line
         assert found.root is not None or not found.hint.startswith("nothing known"), line
@@ -46,7 +48,8 @@ def test_what_names_nobody_is_told(kind: str) -> None:
 
 def test_what_is_no_error_is_never_blamed() -> None:
     assert len(LINES["harmless"]) > 200
-    assert [line for line in LINES["harmless"] if culprit(line + "\n")] == []
+    lines = LINES["harmless"] + WIDE["harmless"]
+    assert [line for line in lines if culprit(line + "\n")] == []
     assert culprit("\n".join(LINES["harmless"]) + "\n") == ""
 
 

@@ -234,5 +234,6 @@ def test_hostile_lines_cost_a_bounded_time() -> None:
 
 
 def test_the_new_rows_are_few() -> None:
-    """Vocabulary is data and grows slowly: a row is a subject, not a log that somebody had."""
-    assert len(tomllib.loads(files.FAMILIES.read_text())["family"]) < 120
+    """Vocabulary is data and grows slowly: a row is a subject, not a log that somebody had.  It was
+    119 before boards, stores, pods' addresses, Slurm's reasons and other tongues got rows."""
+    assert len(tomllib.loads(files.FAMILIES.read_text())["family"]) < 140

@@ -17,7 +17,7 @@ INFO, WARN, PLAIN, LOUD = range(4)
 HEAD = 200  # characters in which a level stands
 LINE_LOOKED = 2000
 
-_LETTERS = {"T": INFO, "D": INFO, "V": INFO, "I": INFO, "N": INFO, "W": WARN,
+_LETTERS = {"T": INFO, "D": INFO, "V": INFO, "I": INFO, "N": INFO, "P": INFO, "W": WARN,
             "E": LOUD, "C": LOUD, "F": LOUD}
 # glog and its kin: `E0102 03:04:05.6 file.cc:7]`, `[E528 08:52:46.1 file.cpp:1]`,
 # `[E socket.cpp:4]`, `E tensorflow/core/x.cc:5]` behind a clock, Ray's `E 149 199]`, NeMo's.
@@ -25,6 +25,7 @@ _LETTER = re.compile(
     r"\[?(?P<a>[TDVIWECF])\d{3,4} \d\d:\d\d:|\[(?P<b>[IWEF]) [\w./-]{1,200}:\d+\]"
     r"|(?P<c>[DIWEF]) {1,2}\S{1,200}:\d+\]|(?P<d>[DIWECF]) \d{1,9} \d{1,9}\]"
     r"|\[NeMo (?P<e>[DIWE]) |(?:\[[^\]]{0,60}\] ){1,3}\[(?P<f>[DIWEF])\]"
+    r"|[\w-]{1,30}\|[\w.-]{1,80}\|(?P<h>[CEWINPD])\|"  # Grid Engine's: thread, host, level
     r"|(?:[\w.-]{1,40}: )?\[(?P<g>[IWEF])\] "
 )
 # Of the communication libraries a WARN is the only word that they have for an error.
@@ -81,7 +82,9 @@ _ENDS = re.compile(
     r"|^Fatal Python error|\bcore dumped\b|^fatal(?: error)?: "
 )
 GOES_ON = re.compile(
-    r"(?i)\b(?:retry(?:ing)?|re-?trying|trying (?:to resume|again)|falling back|"
+    # `Please retry`, `retry using another` ask it of the reader
+    r"(?i)\b(?:retrying|(?<!please )retry(?! (?:with|using|later|your)\b)|"
+    r"re-?trying|trying (?:to resume|again)|falling back|"
     r"(?<!\b0 )retries left(?!\W{0,3}0)|"
     r"fall(?:s)? ?back|fallback|ignor(?:ed|ing)|skipp(?:ed|ing)(?!:| iterations)|"
     r"recovered|continuing|"
@@ -90,9 +93,11 @@ GOES_ON = re.compile(
     r"not indicate an error|can (?:be )?(?:safely )?ignored?|defaulting to|starting from scratch|"
     r"will be (?:disabled|ignored|skipped|retried)|reconnect(?:ed|ing)|\d+ dropped|"
     r"(?:won.t|will not|does not|doesn.t|should not) (?:affect|matter|harm)|backing off|"
+    r"(?:is|are) (?:not affected|unaffected)|"
     r"will (?:try|retry)|next (?:attempt|try|retry)|"
     r"(?:before|until) (?:the )?(?:next )?(?:retry|attempt|try)|"
-    r"(?!0)\d{1,6} (?:attempts?|retries|tries) (?:left|remaining)|non-?fatal|not fatal|harmless|"
+    r"(?!0)\d{1,6} (?:attempts?|retries|tries) (?:left|remaining)|"
+    r"(?<!uncorrected \()(?<!uncorrectable \()non-?fatal|not fatal|harmless|"
     r"(?:this|that|it|which) is (?:to be )?expected (?:when|if|with|without|on|during|behaviou?r)|"
     r"rebuilding (?:it|the|from|cache|index)|"
     r"(?:removed|dropp(?:ed|ing)|filter(?:ed|ing) out|exclud(?:ed|ing)|discard(?:ed|ing)) "
@@ -100,13 +105,16 @@ GOES_ON = re.compile(
     r"error caught was|just a warning|caught (?:an? )?(?:exception|error),|entering retry loop|"
     r"(?:restarted|recovered|resumed) successfully|successfully "
     r"(?:restarted|recovered|resumed|reconnected)|optional (?:dependency|module|import)|"
-    r"going to \S{1,80} instead|sleeping|restarting (?:it|the (?:worker|actor|loader)))\b"
+    r"going to \S{1,80} instead|error during autotuning|sleeping|"
+    r"restarting (?:it|the (?:worker|actor|loader)))\b"
 )
 # Weaker words of that kind: a line that ends a process may well have them.
 _MILD = re.compile(
     r"(?i)\btrying (?:with )?(?:[^\W_]{1,20}[ =_-]){0,3}\d|"
     r"[;,] using (?!.{0,40}(?:memory|[GM]i?B\b))\S|"
-    r"\b(?:downloading|fetching|building) (?:it )?again\b|\((?:an )?optional\b|\bfilled with\b|"
+    r"\b(?!failing|crashing|hanging)[a-z]{3,12}ing (?:it |them )?again\b|"
+    r"\bre-?(?:download|fetch|pull|read|build|creat|generat|comput)ing\b|"
+    r"\((?:an )?optional\b|\bfilled with\b|"
     r"\bclipp(?:ed|ing) |\bwill resume\b|\bresumed (?:from|at|after)\b|\bsimulat(?:ed|ing)\b|"
     r"\binject(?:ed|ing) |\bexpected (?:failure|to fail|error)\b|\bas (?:it should|expected)\b"
 )
@@ -127,7 +135,7 @@ _SUPPOSED = re.compile(
     r"(?i)\b(?:may be|might be|will not|would not|if (?:an?|the|any|you)|at any time|in case of"
     r"|(?:can|could|may|might) (?:cause|lead|result)|to (?:avoid|prevent)|when you|should you)\b"
     r"|^\W{0,5}(?:check|remov|clean|delet|load|sav|sett|us|start|detect|test|validat|wait)ing\b"
-    r"|\b(?:no|0|zero) (?:corrupt|truncated|missing|invalid|bad|failed|stale)\b"
+    r"|(?<![\w.:])(?:no|0|zero) (?:corrupt|truncated|missing|invalid|bad|failed|stale)\b"
 )
 
 
@@ -167,8 +175,16 @@ def advises(text: str) -> bool:
     return _ADVISES.match(text) is not None
 
 
+# What follows from what was just said: `the sum differs, the file may be corrupted`.
+_CONCLUDES = re.compile(
+    r"(?i)[,;] (?:so |and |thus |hence )?(?:(?:the|this|that|your) )?\w{1,20} "
+    r"(?:may|might|could) be \w.*"
+)
+
+
 def _is_supposed(text: str) -> bool:
     """Advice below what failed takes nothing back: `Failed to mount. There might be ...`."""
+    text = _CONCLUDES.sub("", text)
     first, _, _ = text.partition(". ")
     return _SUPPOSED.search(first if _SAID_FIRST.match(first) else text) is not None
 

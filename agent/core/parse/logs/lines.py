@@ -20,12 +20,12 @@ _TAG = re.compile(r"\[(?:rank|default|trainer|worker)[ _]?(?P<rank>\d{1,6})\]:? 
 _LABEL = re.compile(r"(?P<rank>\d{1,5}): ")  # srun --label
 _RAY = re.compile(r"\((?:[\w.]+ )?pid=\d+(?:, ip=[\d.]+)?\) ?")
 _CRI = re.compile(r"std(?:out|err) [FP] ")  # a container runtime's own log file
-# 2026-11-20, 2026-Nov-20 (Neuron's runtime), 11/20/2026 or Nov 20 (syslog), perhaps behind the name
-# of the library that logs.
+# 2026-11-20, 2026-Nov-20 (Neuron's runtime), 11/20/2026 or Nov 20 (syslog; the month is taken off
+# in other tongues, too, but not understood), perhaps behind the name of the library that logs.
 _CLOCK = re.compile(
     r"(?:\[[A-Za-z]\w{0,30}\] )?[\[(]?(?:"
     r"\d{4}[-/](?P<mon>\d\d|[A-Z][a-z]{2})[-/](?P<day>\d\d)|(?P<us_mon>\d\d)/(?P<us_day>\d\d)/\d{4}"
-    r"|(?P<sys_mon>[A-Z][a-z]{2}) (?P<sys_day>[ \d]\d)"
+    r"|(?P<sys_mon>[A-Z][a-z]{2}|\d{1,2}\u6708|[^\W\d_]{3,5}\.?) (?P<sys_day>[ \d]\d)"
     r")[T ](?P<h>\d\d):(?P<m>\d\d):(?P<s>\d\d(?:[.,]\d+)?)"
     r"(?:Z|[+-]\d\d:?\d\d)?[\])]?(?: ?[:|-])? ?"
 )

@@ -27,6 +27,7 @@ RETRY_WORDS = {
 
 TOLD = {  # what is told of errors that nobody is blamed for, the first that there is
     "device_xid": "a GPU error that the driver counts, of the job or of the GPU",
+    "shell_without_conda": "a shell that conda was not set up for, and no more",
     "unknown_error": "an error that no rule knows; the last one",
     "traceback_cut": "a traceback without its end",
     "handled_error": "only errors that were handled, as their lines say",

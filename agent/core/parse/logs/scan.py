@@ -170,7 +170,7 @@ class Scanner:
             self._ignored = self._base + below[0] if below else -1
         else:
             for signature in self._matching(read.text):
-                if signature.role != ROOT or not _taken_back(read.text, signature.fatal):
+                if signature.role != ROOT or not self._no_root(read.text, signature.fatal):
                     self._keep(self._match(buffer, start, read, signature, not signature.fatal))
 
     def _stream(self, key: int | str, instead: Stream | None = None) -> Stream:
@@ -386,6 +386,13 @@ class Scanner:
                 for one in self.matches if one.offset not in vague & better]
         self.matches = sorted(kept + found, key=lambda one: one.offset)
 
+    def _no_root(self, text: str, fatal: bool) -> bool:
+        """Whether a line that mentions an error takes it back, or a harmless row has it."""
+        if _taken_back(text, fatal):
+            return True
+        row = None if fatal or self.families is None else self.families.by_text(text)
+        return row is not None and row.role == HARMLESS
+
     def _family(
         self, buffer: bytes, start: int, read: Clean, name: str, role: str
     ) -> Family | None:
@@ -398,7 +405,7 @@ class Scanner:
         if row is None and not role:
             below = (line for _, line in islice(
                 self._following(buffer, start, read.stream), MESSAGE_LINES))
-            more = " ".join((read.text, *unlisted.message(below)))
+            more = " ".join((read.text, *unlisted.message(below, read.text)))
             row = self.families.by_text(more) or self.families.by_class(name)
         return None if row is None or row.role == HARMLESS else row
 

@@ -52,14 +52,15 @@ _SOUNDS_BAD = re.compile(
     r"(?i)(?<![a-z])(?:errors?|fail(?:ed|ure|s)?|fatal|abort(?:ed|ing|s)?|exception|killed|crashed|"
     r"cannot|could not|couldn.t|unable to|terminated|termination|timed out|panic|corrupt(?:ed)?|"
     r"denied|refused|not (?:found|enough)|no such|restricted|incompatib(?:le|ility)|WTERMSIG|"
-    r"unexpected eof|do(?:es)? not exist|invalid|unrecogni[sz]ed|unknown (?:flag|option|command)|"
+    r"unexpected eof|do(?:es)? not exist|invalid|unrecogni[sz]ed|"
+    r"unknown (?:shorthand )?(?:flag|option|command)|"
     r"not defined|rejected|forbidden|unauthorized|unreachable|unhealthy|evicted|exceed(?:ed|s)|"
     r"was lost|lost (?:connection|contact)|expired|incorrect|undefined|unsupported|unavailable|"
     r"missing (?:key|input|file|option|value)\w*|python[\d.]*: no module|no rule to|not authorized|"
     r"detected an attempt|not in struct|diverged|too (?:small|large|many)|err!|"
     r"not allowed|disk ?pressure|reclaim|overflow|timeout|stuck|degraded|unmounted|on hold|held|"
     r"suspend(?:ed|ing)|offline|missing separator|limits? (?:was |has been |is )?reached|"
-    r"undefined reference|revoked|unresponsive|unrecoverable|"
+    r"undefined reference|revoked|unresponsive|unrecoverable|unknown authority|"
     r"bad (?:magic|interpreter|request)|closed by|disconnected)(?![a-z])|^\w{2,60}NotFound: "
 )
 _FAILS = re.compile(  # said as what ended something
@@ -209,9 +210,10 @@ class Reader:
         row = families.by_text(text, said.ends)
         if (row is None or row.culprit == "unknown") and (code := find(self.codes, text)):
             return _of_code(code)
-        if row is None and said.level >= PLAIN and (said.name or said.level == LOUD):
-            more = " ".join((text, *message(below)))
-            row = families.by_text(more) if len(more) > len(text) else None
+        open_end = row is not None and row.culprit == "unknown" and text.rstrip().endswith(":")
+        if (row is None and (said.name or said.level == LOUD) or open_end) and said.level >= PLAIN:
+            more = " ".join((text, *message(below, text)))
+            row = families.by_text(more) if len(more) > len(text) else row
         if row is None or row.role == CASCADE:
             row = self.families.by_frame(frame, said.name) or row
         if row is not None:
@@ -290,6 +292,8 @@ class Reader:
         for start in starts:
             read = clean(line_at(data, start))
             framed = framed or any(word in read.text for word in _FRAME_BEGINS)
+            if name and exception(read.text, True) == name:
+                return []  # it has its end, which was handled
             if raised := cut_off(read.text) or headed(read.text):
                 name, at = raised, start
         if not framed:
@@ -371,16 +375,19 @@ def _below(data: bytes, start: int, stream: int) -> Iterator[Clean]:
             yield read
 
 
-def message(below: Iterable[Clean]) -> Iterator[str]:
-    """The lines that an error's message goes on with."""
+def message(below: Iterable[Clean], head: str = "") -> Iterator[str]:
+    """The lines that an error's message goes on with.  What stands below a colon belongs to it,
+    whatever level it gives itself: `Exception thrown in a.cxx:7:`, `lib::ERROR: no such reader`."""
+    told = head.rstrip().endswith(":")
     for read in below:
         if not read.text.strip() or read.time_s is not None or TRACEBACK in read.text:
             return
         if ADVICE.match(read.text):
             continue
         said = form(read.text)
-        if said.level != PLAIN or said.name:
+        if said.name or said.level != PLAIN and not (told and said.level == LOUD):
             return
+        told = False
         yield read.text.strip()
 
 
