@@ -6,7 +6,9 @@ written against seen, opened, dev, third_dev and fourth_dev, and against fourth_
 been scored once; sealed and third_sealed stayed closed; measured was opened after its score.  The
 fourth set is split by its threads' hashes: opened where the SHA-256 of the source is odd.  Against
 fifth no rule was written; one was taken back for what it did there.  Rules were written against
-sixth_dev; sixth stayed closed and was scored once.  A case is a line of JSON: id,
+sixth_dev; sixth stayed closed and was scored once.  The seventh set, in texts written anew with the
+programs' own messages, was scored whole first; then rules were written against seventh_dev, and
+seventh was scored once more.  A case is a line of JSON: id,
 source, project, text, culprit, role (root, cascade, harmless), retryable, family.
 """
 

@@ -1,7 +1,8 @@
 """What an agent that starts while the store is away still knows of the others.
 
-Owns STATE/peers.json: of which cluster it is, the token that the store kept, and where the nodes were
-that this one was in touch with.  It is used until the store answers, and never for another cluster.
+Owns STATE/peers.json: of which cluster it is, the token that the store kept, and where the nodes
+were that this one was in touch with.  It is used until the store answers, and never for another
+cluster.
 """
 
 from __future__ import annotations
