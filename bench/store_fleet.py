@@ -158,10 +158,11 @@ async def fleet(folder: Path, cluster: Etcd, agents: int, seconds: float,
     row: dict[str, Any] = {"case": "store_fleet", "agents": agents, "ok": False, "why": ""}
     many = Fleet(folder, cluster, agents)
     try:
-        begun_s = time.monotonic()
+        begun_s, before_s = time.monotonic(), processor_s(server.pid)
         async with asyncio.timeout(JOIN_LIMIT_S):
             await many.join()
         row["join_s"] = time.monotonic() - begun_s - QUIET_S
+        row["join_etcd_s"] = processor_s(server.pid) - before_s  # of the processor
         etcd_s, self_s, asked = processor_s(server.pid), own_s(many), await many.requests()
         begun_s = time.monotonic()
         await asyncio.sleep(seconds)
@@ -171,8 +172,9 @@ async def fleet(folder: Path, cluster: Etcd, agents: int, seconds: float,
                 "agents_cores": (own_s(many) - self_s) / took_s,
                 "requests_s": (await many.requests() - asked) / took_s / agents,
                 "slowest_s": await many.slowest_s()}
+        etcd_s = processor_s(server.pid)
         found = [await many.spread(version) for version in range(plans)]
-        row |= {"plans": plans, "plan_kb": len(many.plan) / 1000,
+        row |= {"plans": plans, "spread_etcd_s": (processor_s(server.pid) - etcd_s) / plans, "plan_kb": len(many.plan) / 1000,
                 "packed_kb": len(packed(many.plan)) / 1000,
                 "write_p50_s": percentile([one[0] for one in found], 0.5),
                 "spread_p50_s": percentile([one[1] for one in found], 0.5),
