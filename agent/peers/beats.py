@@ -169,6 +169,15 @@ class Peers(Conversation[Line]):
         await asyncio.gather(*tasks, return_exceptions=True)
         self.lines.clear()
 
+    def change_token(self, token: bytes) -> None:
+        """What was proven with the one before ends; the next `know` connects anew."""
+        for line in self.lines.values():
+            line.task.cancel()
+        self.lines.clear()
+        for task in self._incoming:
+            task.cancel()
+        self.token = token
+
     def know(
         self, addresses: Mapping[str, Address], mates: Collection[str] = frozenset()
     ) -> None:

@@ -20,18 +20,21 @@ FILE_MAX_BYTES = 4 << 20
 
 class Remembered(msgspec.Struct, frozen=True):
     cluster: str = ""  # its id
+    by: str = ""  # the launcher whose private agent wrote it; "" for a node's agent
     token: str = ""  # "": a file of the operator's has it
     places: dict[str, Address] = {}
 
 
-def read(path: Path, cluster: str) -> Remembered:
-    """Nothing where the file is of another cluster, or cannot be read: it is a convenience."""
+def read(path: Path, cluster: str, by: str) -> Remembered:
+    """Nothing where the file is of another cluster or another launcher's (an address may be another
+    run's agent by now), or cannot be read: it is a convenience."""
     try:
         with open(path, "rb") as file:
             found = msgspec.json.decode(file.read(FILE_MAX_BYTES), type=Remembered)
     except (OSError, msgspec.DecodeError, RecursionError):
         return Remembered()
-    return found if cluster and found.cluster == cluster else Remembered()
+    is_ours = bool(cluster) and (found.cluster, found.by) == (cluster, by)
+    return found if is_ours else Remembered()
 
 
 def write(path: Path, found: Remembered) -> None:
@@ -40,4 +43,6 @@ def write(path: Path, found: Remembered) -> None:
     fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     with open(fd, "wb") as file:
         file.write(msgspec.json.encode(found))
+        file.flush()
+        os.fsync(file.fileno())
     aside.rename(path)

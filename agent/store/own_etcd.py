@@ -181,6 +181,7 @@ def forget(state: Path) -> None:
     """Leaves nothing behind: the run has ended, and its store with it."""
     _forget_data(state)
     (state / SECRET).unlink(missing_ok=True)
+    (state / "peers.json").unlink(missing_ok=True)
 
 
 def _forget_data(state: Path) -> None:

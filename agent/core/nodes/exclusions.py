@@ -63,8 +63,8 @@ class Exclusions:
         version = ctx.observed.store.docs.get(node_subject(self.name)).version
         if self.own[0] != version:
             self.own = (version, wall_s)
-        kept = self.kept
-        if (kept.version, kept.boot_id) != (version, ctx.now.boot_id):
+        kept, is_up = self.kept, ctx.observed.store.up
+        if is_up and (kept.version, kept.boot_id) != (version, ctx.now.boot_id):
             kept.version, kept.since_boot_s, kept.boot_id = (
                 version, ctx.now.boot_s, ctx.now.boot_id)
         doc = ctx.observed.store.docs.decoded(node_subject(self.name), members.read_node)
@@ -142,11 +142,16 @@ class Exclusions:
                      if ctx.now.boot_s - at_s < RACE_S}
         for node in sorted(self.made):
             doc = ctx.observed.store.docs.decoded(node_subject(node), members.read_node)
-            why = surplus(ctx, node) if doc.excluded and doc.by == self.name and doc.fault else ""
-            if why:
-                wanted[node] = members.NodeDoc(
+            mine = doc.excluded and doc.by == self.name and bool(doc.fault)
+            if not mine or node in wanted:  # a person's word, say, that is on its way
+                continue
+            if why := surplus(ctx, node):
+                back = members.NodeDoc(
                     reason=f"taken back, another was excluded in the same moment: {why}",
                     by=self.name, strikes=doc.strikes[:-1], since_wall_s=ctx.now.wall_s)
+                # Against the very document that was judged, and never a wish that waits: somebody
+                # else may exclude the node meanwhile.
+                self._write({node: back}, node, ctx)
                 self._tell_once(doc.fault, why, incidents, ctx)
 
     def _own(self, wanted: dict[str, members.NodeDoc], ctx: Context, sick: bool) -> None:
@@ -298,7 +303,7 @@ def too_many(
     since_s = ctx.now.wall_s - ctx.settings.exclude_window_s
     out = {name for at_s, name in _strikes(ctx) if at_s > since_s}
     out |= {name for name, doc in wanted.items() if doc.excluded and doc.fault}
-    why = "" if node in out else _beyond_share(ctx, len(out))
+    why = _beyond_share(ctx, len(out - {node}))
     return bool(why), why
 
 

@@ -22,6 +22,7 @@ from ..run.state import Context
 
 KEY = f"{FLEET}/pause"
 OVER = "the time of the pause is over"
+ASIDE_LEASES = 2.0
 
 
 class PauseDoc(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -52,6 +53,7 @@ class FleetPause:
 
     def __init__(self, memory: PauseMemory) -> None:
         self.memory = memory
+        self.was_read = False  # in this life of the agent: what is older may have been ended since
 
     def ask(self, request: Request, reason: str, now: Now) -> None:
         pauses = request.action == PAUSE
@@ -72,13 +74,14 @@ class FleetPause:
         return (memory.in_force.reason or "the fleet is paused") if memory.in_force.paused else ""
 
     def _read(self, store: StoreView, alone: bool) -> None:
-        """A pause stands though the store has no document of it: it came back empty and was seeded,
-        for who resumes the fleet leaves a document that says so, and nobody deletes one.  Another
-        cluster's store never had it."""
+        """The last word stands though the store has no document of it: it came back empty and was
+        seeded, for nobody deletes one.  Another cluster's store never had it."""
         memory = self.memory
-        may_be_of_it = not alone and store.cluster in ("", memory.cluster)
-        if not (may_be_of_it and memory.known.paused and not store.docs.get(KEY).version):
-            memory.known, memory.cluster = store.docs.decoded(KEY, read), store.cluster
+        found = store.docs.get(KEY).version
+        self.was_read = self.was_read or bool(found)
+        if found or alone or store.cluster not in ("", memory.cluster):
+            memory.known = store.docs.decoded(KEY, read)
+        memory.cluster = store.cluster or memory.cluster
 
     def _count(self, doc: PauseDoc, now: Now, alone: bool) -> None:
         """What is left of a pause when this node first sees it in this boot.  Only where nobody
@@ -104,10 +107,9 @@ class FleetPause:
         if wanted is None:
             if known.paused and not self.memory.in_force.paused:
                 self._end(ctx, known)
-            elif known.paused and not ctx.observed.store.docs.get(KEY).version \
-                    and ctx.observed.store.cluster == self.memory.cluster:
+            elif known.request and self._is_lost(ctx):
                 again = drafts.put(KEY, 0, msgspec.json.encode(known), known.reason)
-                ctx.emit(0, again)  # refused where somebody was quicker, who may have resumed
+                ctx.emit(0, again)  # refused where somebody was quicker
             return
         if wanted.paused and not self.memory.in_force.paused:
             self.memory.wanted = None  # its time went by while the store was away
@@ -118,6 +120,13 @@ class FleetPause:
             return
         draft = drafts.put(KEY, doc.version, msgspec.json.encode(wanted), wanted.reason)
         ctx.emit(doc.version, draft)
+
+    def _is_lost(self, ctx: Context) -> bool:
+        """Whether this node writes the last word again that it knows.  Who has not read it in this
+        life leaves that to the others for a while: they may know a newer one."""
+        store, waited_s = ctx.observed.store, ctx.now.boot_s - ctx.since_boot_s
+        return (store.cluster == self.memory.cluster and not store.docs.get(KEY).version
+                and (self.was_read or waited_s > ASIDE_LEASES * ctx.settings.lease_s))
 
     def _end(self, ctx: Context, known: PauseDoc) -> None:
         """Over the very document that is over: against a newer one the write is refused."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import os
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Collection
@@ -41,6 +42,7 @@ from ...peers.choice import LINES_MAX
 from ...peers.conversation import Endpoint, Told
 from ...store import identity
 from ...store.base import Conflict, Store, StoreError
+from ...system import procfs
 from ...system.errors import say
 from ...system.side_thread import SideThread
 from ..state import AgentState
@@ -120,8 +122,13 @@ class PeerPart:
         self._places: dict[str, Address] = {}
         folder = Path(state.config.agent.state_dir)
         self._file, self._side_thread = folder / remembered.FILE, SideThread("peers")
+        known = identity.read_known(folder / identity.FILE, writes=False)
+        self._by = f"{os.getppid()} {procfs.boot_id()}" if state.is_private else ""
         self._remembered = remembered.read(
-            self._file, identity.read_known(folder / identity.FILE, writes=False).cluster_id)
+            self._file, known.cluster_id if known.cluster == state.config.store.cluster else "",
+            self._by)
+        self._recalled = False  # the places are the remembered ones
+        self._token_of = ""  # id of the cluster whose token it holds
         self._of: object = None  # what else the choice of nodes followed from
         self._said: set[tuple[str, str]] = set()  # run, which node is refused and why
         self.answer: Callable[[str, Any], Awaitable[dict[str, Any]]] = _no_answer
@@ -174,10 +181,11 @@ class PeerPart:
             return
         if view.docs is not self._docs:
             self._places = places(view.docs, self._run)
-        before, sharing = self.peers.choice, mates(runs, view, heard)
-        if not view.up and not self._places:  # begun while the store is away
-            self._places = self._remembered.places
-            sharing = frozenset(self._places)
+            self._recalled = not view.up and not self._places  # begun while the store is away
+            if self._recalled:
+                self._places = self._remembered.places
+        before = self.peers.choice
+        sharing = frozenset(self._places) if self._recalled else mates(runs, view, heard)
         self.peers.know(self._places, sharing)
         self._docs, self._of = view.docs, of
         now = self.peers.choice
@@ -192,14 +200,19 @@ class PeerPart:
 
     def _remember(self, view: StoreView) -> None:
         """For the next start, which may be while the store is away."""
-        token = "" if self._token_of_file else self.peers.token.decode()
+        token = "" if self._token_of_file or not self.peers.token.isascii() \
+            else self.peers.token.decode()
         near = {name: self._places[name] for name in sorted(self.peers.choice.wanted)
                 if name in self._places}
-        found = remembered.Remembered(view.cluster, token, near)
+        found = remembered.Remembered(view.cluster, self._by, token, near)
+
+        def kept(done: asyncio.Future[None]) -> None:
+            if not done.cancelled() and done.exception() is None:
+                self._remembered = found  # else it is tried again; others tell of the disk
+
         if view.up and view.cluster and found != self._remembered:
-            self._remembered = found
             self._side_thread.do("peers", functools.partial(
-                remembered.write, self._file, found))  # an error of the disk is told by others
+                remembered.write, self._file, found)).add_done_callback(kept)
 
     async def _forget_gone(self) -> None:
         """Takes away the addresses of nodes that are long gone, or a cluster whose nodes come and
@@ -234,23 +247,29 @@ class PeerPart:
         while True:
             found = self._doc(TOKEN)
             if found.body:
+                self._token_of = self._store.view().cluster
                 return found.body
             if self._store.view().up:
                 await self._put(StoreWrite(TOKEN, 0, secrets.token_hex(32).encode()))
             elif self._remembered.token and time.monotonic() - begun_s > AWAY_S:
+                self._token_of = self._remembered.cluster
                 return self._remembered.token.encode()
             await asyncio.sleep(PUBLISH_S / 4)
 
     async def _keep_token(self) -> None:
         """A store that came back empty and was seeded gets this agent's token again; where another
         was quicker, its one holds.  Else who starts anew would be a stranger to the others."""
-        if self._token_of_file or not self._store.view().up:
+        view = self._store.view()
+        if self._token_of_file or not view.up:
             return
         found = self._doc(TOKEN).body
-        if not found:
+        if not found and view.cluster == self._token_of:
             await self._put(StoreWrite(TOKEN, 0, self.peers.token))
-        else:
-            self.peers.token = found
+        elif found:
+            self._token_of = view.cluster
+            if found != self.peers.token:
+                self.peers.change_token(found)
+                self._docs = None
 
     async def _publish(self, place: Place) -> None:
         """Says in the store where this agent listens, as often as it says otherwise."""

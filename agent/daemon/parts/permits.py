@@ -4,7 +4,7 @@ Owns how long a script may compute here without a word from elsewhere.  Its chec
 to void, so a generation elsewhere starts when the permits of the old one have run out: each is
 counted from before the question that renewed it was sent.  One node's have no end.
 
-With the store away (failsafe) a permit is renewed while every member and spare of the plan answers
+With the store away, or slow, as in an election of its own (failsafe), a permit is renewed while every member and spare of the plan answers
 and knows no higher generation: who answers has heard of this node, and so does not hold it lost
 before the permit ends.  Its clock is handed in: the simulator runs this file too.
 """
@@ -22,6 +22,7 @@ from ...store.base import StoreError
 from ...system import clocks
 
 RENEW_LEASES = 0.2  # of a lease between two renewals
+STORE_LEASES = 0.3  # of a lease that its answer is waited for: in time for the others' word
 
 
 class Launchers(Protocol):
@@ -74,7 +75,8 @@ class Permits:
         """By the store's word where it answers, else by all others' together."""
         sent_s = self._boot_s()
         try:
-            doc: Doc | None = await self._store.read(run_subject(run))
+            async with asyncio.timeout(STORE_LEASES * lease_s):
+                doc: Doc | None = await self._store.read(run_subject(run))
         except (StoreError, TimeoutError):
             doc = None
         # Of an older generation that still runs here the launcher hears nothing any more.

@@ -106,9 +106,9 @@ def agent_of(
     """Its part, with launchers of these runs, whose lines connect to nothing."""
     config: Any = SimpleNamespace(
         agent=SimpleNamespace(state_dir=str(folder)),
-        detect=SimpleNamespace(lease_s=10.0), store=SimpleNamespace(url="etcd://127.0.0.1:2379"),
+        detect=SimpleNamespace(lease_s=10.0), store=SimpleNamespace(url="etcd://127.0.0.1:2379", cluster="main"),
         cluster=SimpleNamespace(listen="127.0.0.1:0", token_file=""))
-    state: Any = SimpleNamespace(name=name, config=config)
+    state: Any = SimpleNamespace(name=name, config=config, is_private=False)
     launchers: Any = SimpleNamespace(runs=lambda: runs)
     return part.PeerPart(state, store, launchers, lambda _: None, errors.append)
 
@@ -195,7 +195,9 @@ def test_addresses_of_nodes_that_are_long_gone_are_taken_away_and_no_others() ->
     asyncio.run(body())
 
 
-def test_a_store_that_was_seeded_anew_gets_the_token_again_and_the_first_one_holds() -> None:
+def test_a_store_that_was_seeded_anew_gets_the_token_again_and_the_first_one_holds(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Else an agent that starts then would be a stranger to all that run."""
     async def body() -> None:
         store, server = await store_of(2)
@@ -211,6 +213,16 @@ def test_a_store_that_was_seeded_anew_gets_the_token_again_and_the_first_one_hol
             await of.refresh()
             await agent._keep_token()
         assert server.docs[part.TOKEN].body == two.peers.token == b"old"
+        for where in ("", "another cluster"):  # as behind `store forget`
+            del server.docs[part.TOKEN]
+            await store.refresh()
+            one._token_of = where
+            monkeypatch.setattr(store, "view", lambda: msgspec.structs.replace(
+                MemoryStore.view(store), cluster="c2"))
+            await one._keep_token()
+            assert part.TOKEN not in server.docs
+            server.docs[part.TOKEN] = Doc(part.TOKEN, 1, b"old")
+        monkeypatch.undo()
         one._token_of_file = "a file's"
         server.docs[part.TOKEN] = Doc(part.TOKEN, 2, b"other")
         await store.refresh()
@@ -285,6 +297,9 @@ def test_an_agent_that_starts_while_the_store_is_away_knows_where_the_others_wer
         again = agent_of(away, "n0000", folder=tmp_path)
         again.peers.token = await asyncio.wait_for(again._token(), 5.0)
         again._know(away.view())
+        again._launchers.runs = lambda: ("r",)
+        again._know(away.view())  # a launcher comes: its mates are among those still
+        assert again.peers.choice.wanted == {"n0001", "n0002"}
         assert again.peers.token == b"secret"
         assert again.peers.addresses == {name: Address("10.0.0.1", port) for port, name in
                                          ((2, "n0001"), (3, "n0002"))}
@@ -294,9 +309,12 @@ def test_an_agent_that_starts_while_the_store_is_away_knows_where_the_others_wer
         again._know(away.view())
         assert set(again.peers.addresses) == {"n0001"}, "the store's word holds once it answers"
         await again.peers.close()
-        for known in (identity.Known("n", "main", "another"), identity.Known("n")):
+        for known in (identity.Known("n", "main", "another"), identity.Known("n"),
+                      identity.Known("n", "other", "c1")):
             identity.write_known(tmp_path / identity.FILE, known)
             assert agent_of(away, "n0000", folder=tmp_path)._remembered.token == ""
+        assert remembered.read(tmp_path / "peers.json", "c1", "").token == "secret"
+        assert remembered.read(tmp_path / "peers.json", "c1", "7 boot").token == ""
 
     asyncio.run(body())
 
@@ -305,7 +323,7 @@ def test_an_agent_that_starts_while_the_store_is_away_knows_where_the_others_wer
     "", "{", "[" * 100_000, '{"cluster": "c1", "places": {"a": 3}}', "\xff"])
 def test_what_is_remembered_and_cannot_be_read_is_nothing(text: str, tmp_path: Path) -> None:
     (tmp_path / "peers.json").write_bytes(text.encode("latin-1"))
-    assert remembered.read(tmp_path / "peers.json", "c1") == remembered.Remembered()
+    assert remembered.read(tmp_path / "peers.json", "c1", "") == remembered.Remembered()
 
 
 def test_a_part_that_crashed_begins_with_all_its_connections_again(monkeypatch) -> None:
@@ -364,3 +382,25 @@ def test_a_node_whose_line_goes_while_its_kernel_is_to_be_asked_can_be_asked_aga
         await agent.peers.close()
 
     asyncio.run(asyncio.wait_for(body(), 30.0))
+
+
+def test_another_token_ends_what_was_proven_with_the_one_before() -> None:
+    async def body() -> None:
+        store, server = await store_of(3)
+        agent = agent_of(store, "n0000")
+        agent.peers.token = b"leaked"
+        agent._know(store.view())
+        before = {name: line.task for name, line in agent.peers.lines.items()}
+        served = asyncio.ensure_future(asyncio.Event().wait())
+        agent.peers._incoming.add(served)  # type: ignore[arg-type]
+        server.docs[part.TOKEN] = Doc(part.TOKEN, 1, b"\xff new")
+        await store.refresh()
+        await agent._keep_token()
+        await asyncio.gather(*before.values(), served, return_exceptions=True)
+        assert served.cancelled() and all(one.cancelled() for one in before.values())
+        agent._know(store.view())
+        agent._remember(msgspec.structs.replace(store.view(), cluster="c1"))
+        assert set(agent.peers.lines) == set(before) and agent.peers.token == b"\xff new"
+        await agent.peers.close()
+
+    asyncio.run(body())

@@ -113,3 +113,27 @@ def test_all_runs_are_renewed_at_once() -> None:
 
     asyncio.run(scenario())
     assert sorted(orders) == list(runs)
+
+
+def test_a_store_that_is_slow_to_answer_holds_up_no_permit() -> None:
+    """An election of etcd's, or packets lost on the way there, may take most of a short lease."""
+    orders: list[dict[str, Any]] = []
+
+    class Slow:
+        async def read(self, key: str) -> Doc:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    launchers = SimpleNamespace(order=lambda run, fields: orders.append(fields))
+    peers = SimpleNamespace(answered_s=lambda node, run, generation: 1000.0)
+    permits = Permits("a", lambda: 1.0, lambda: (plan(3),), Slow(), launchers, peers,
+                      lambda: 1000.1)
+
+    async def body() -> float:
+        begun_s = asyncio.get_running_loop().time()
+        await asyncio.wait_for(permits.renew("r", 3, 1.0), 30.0)
+        return asyncio.get_running_loop().time() - begun_s
+
+    assert asyncio.run(body()) >= 0.29
+    (order,) = orders
+    assert (order["generation"], order["until_ns"]) == (3, int(1001.0 * 1e9))

@@ -488,6 +488,36 @@ def test_of_two_leaders_that_exclude_in_one_moment_the_later_takes_its_own_back(
     assert cluster.docs["node/d"].version == 2, "and it is not excluded anew"
 
 
+def test_nobody_takes_back_what_a_person_asked_for_meanwhile() -> None:
+    cluster = started("abcdefgh", nnodes=2)
+    cluster.fatal["c"] = "fault_0"
+    cluster.run(4)
+    cluster.fatal["d"] = "fault_1"
+    while "node/d" not in cluster.docs:
+        cluster.step(0.2)
+    at_s = doc(cluster, "d").since_wall_s - 0.1
+    cluster.docs["node/e"] = Doc("node/e", 1, msgspec.json.encode(NodeDoc(
+        excluded=True, reason="of another run", by="h", fault="fault_9", strikes=(at_s,),
+        since_wall_s=at_s)))
+    ask(cluster, cluster.leader(), "exclude_node", "d")
+    cluster.run(20)
+    assert doc(cluster, "d").excluded and not doc(cluster, "d").fault
+    assert all(ok for ok, _ in answers(cluster, cluster.leader()))
+
+
+def test_a_node_that_was_struck_before_is_judged_as_any_other() -> None:
+    """Else it is excluded by the one rule, and taken back by the other, for as long as both hold."""
+    cluster = started("abcdefgh", nnodes=2)
+    begun_s = 1e9 + cluster.labs["a"].boot_s
+    for number, name in enumerate("dcef"):
+        cluster.docs[f"node/{name}"] = Doc(f"node/{name}", 1, msgspec.json.encode(NodeDoc(
+            excluded=name in "ef", reason="x", by=name, fault=f"fault_{name}" if name in "ef" else "",
+            strikes=(begun_s - 10.0 + number,), since_wall_s=begun_s)))
+    cluster.fatal["d"] = "fault_7"
+    cluster.run(30)
+    assert cluster.docs["node/d"].version == 1
+
+
 def test_a_fleet_loses_no_more_nodes_to_faults_than_it_may() -> None:
     """Two different faults a node each, one by one: no single fault opens the breaker."""
     cluster = started("abcdefgh", nnodes=2)

@@ -191,6 +191,8 @@ def name_culprits(
     left = _not_waiting(left)
     if len(left) == 1:
         return left, f"it is in {left[0].phase} while the others wait"
+    if len({r.page for r in left}) > 1:
+        return left, "of some of these ranks nothing could be read"
     longest = heapq.nsmallest(2, left, key=lambda r: (-r.stood_s, r.rank))
     margin_s = max(SAME_STILL_S, 0.25 * history.step_s)
     if len({rank.node for rank in left}) > 1:
@@ -222,7 +224,7 @@ def _behind(live: tuple[RankView, ...], bases: dict[int, int] | None) -> tuple[R
         if len(numbers) < 2 or len(set(numbers.values())) == 1:
             continue
         low = min(numbers.values())
-        return tuple(r for r in live if numbers.get(r.rank) == low)
+        return tuple(r for r in live if not r.page or numbers.get(r.rank) == low)
     return live
 
 
