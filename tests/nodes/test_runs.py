@@ -69,13 +69,9 @@ def test_a_script_over_three_nodes_is_one_world_and_outlives_its_store(world: Wo
         assert (seen["TORCHELASTIC_RUN_ID"], seen["TORCHELASTIC_RESTART_COUNT"]) == ("job", "0")
     pids = {rank: int(seen["pid"]) for rank, seen in said.items()}
 
-    # Every permit is renewed by the others' word while the store is away, though an agent that
-    # starts anew meanwhile cannot ask it who and where they are.
-    world.wait(lambda: all(any(world.nodes[number].home.rglob("peers.json"))
-                           for number in range(3)))
+    # Every permit is renewed by the others' word while the store is away.
     os.kill(world.etcd[3].pid, signal.SIGKILL)
-    os.kill(world.agent_pid(2), signal.SIGKILL)
-    stand_for(world, 3 * LEASE_S, lambda: all(map(alive, pids.values())))
+    stand_for(world, 2 * LEASE_S, lambda: all(map(alive, pids.values())))
     world.start_store()
 
     # A node that stood still as a whole finds itself fenced when it wakes up.
@@ -87,6 +83,30 @@ def test_a_script_over_three_nodes_is_one_world_and_outlives_its_store(world: Wo
     world.wait(lambda: all(world.generation(number) in (2, 3) for number in range(3)))
     (folder / "end").write_text("")
     assert [world.processes[number].wait(60) for number in range(3)] == [0, 0, 0], world.said()
+
+
+def test_an_agent_that_starts_while_the_store_is_away_keeps_a_scripts_permits() -> None:
+    """It cannot ask the store who and where the others are, and each permit needs its word."""
+    lease_s = 10.0  # the product's: a start takes some seconds
+    with Nodes(3, weight=16) as nodes:
+        world = World(nodes, lease_s=lease_s)
+        world.start_store()
+        for number in range(2):
+            world.launch(number, "run", "--nnodes", "2", "--nproc-per-node", "1", "--preload",
+                         "none", LOOPING, str(world.shared))
+        world.wait(lambda: len(list(world.shared.glob("*.json"))) == 2)
+        pids = [int(json.loads(file.read_text())["pid"]) for file in world.shared.glob("*.json")]
+        world.wait(lambda: all(any(f'"n{1 - number}":' in file.read_text() for file in
+                                   world.nodes[number].home.rglob("peers.json"))
+                               for number in range(2)))
+        os.kill(world.etcd[2].pid, signal.SIGKILL)
+        before = world.agent_pid(1)
+        os.kill(before, signal.SIGKILL)
+        stand_for(world, 2.5 * lease_s, lambda: all(map(alive, pids)))
+        assert world.agent_pid(1) != before
+        world.start_store()
+        (world.shared / "end").write_text("")
+        assert [world.processes[number].wait(60) for number in range(2)] == [0, 0], world.said()
 
 
 @pytest.mark.parametrize("world", [3], indirect=True)

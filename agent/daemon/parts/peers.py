@@ -162,11 +162,11 @@ class PeerPart:
                 published_s = now_s
                 await self._publish(place)
                 await self._keep_token()
+                self._remember(view)
             if now_s - looked_s > LOOK_S:
                 looked_s = now_s
                 await self._forget_gone()
                 self.peers.forget(self.peers.addresses)
-                self._remember(view)
             self._say_refused()
             await asyncio.sleep(self.peers.ping_s())
             self.peers.tick()
