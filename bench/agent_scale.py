@@ -73,7 +73,8 @@ class Resting(beats.Line):
 def peer_part(store: EtcdStore) -> PeerPart:
     config: Any = SimpleNamespace(
         agent=SimpleNamespace(state_dir="/nowhere"),
-        detect=SimpleNamespace(lease_s=8.0), store=SimpleNamespace(url="etcd://127.0.0.1:2379", cluster="main"),
+        detect=SimpleNamespace(lease_s=8.0),
+        store=SimpleNamespace(url="etcd://127.0.0.1:2379", cluster="main"),
         cluster=SimpleNamespace(listen="127.0.0.1:0", token_file=""))
     launchers: Any = SimpleNamespace(runs=tuple)
     state: Any = SimpleNamespace(name=name(0), config=config, is_private=False)

@@ -174,7 +174,8 @@ async def fleet(folder: Path, cluster: Etcd, agents: int, seconds: float,
                 "slowest_s": await many.slowest_s()}
         etcd_s = processor_s(server.pid)
         found = [await many.spread(version) for version in range(plans)]
-        row |= {"plans": plans, "spread_etcd_s": (processor_s(server.pid) - etcd_s) / plans, "plan_kb": len(many.plan) / 1000,
+        row |= {"plans": plans, "spread_etcd_s": (processor_s(server.pid) - etcd_s) / plans,
+                "plan_kb": len(many.plan) / 1000,
                 "packed_kb": len(packed(many.plan)) / 1000,
                 "write_p50_s": percentile([one[0] for one in found], 0.5),
                 "spread_p50_s": percentile([one[1] for one in found], 0.5),

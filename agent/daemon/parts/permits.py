@@ -4,9 +4,10 @@ Owns how long a script may compute here without a word from elsewhere.  Its chec
 to void, so a generation elsewhere starts when the permits of the old one have run out: each is
 counted from before the question that renewed it was sent.  One node's have no end.
 
-With the store away, or slow, as in an election of its own (failsafe), a permit is renewed while every member and spare of the plan answers
-and knows no higher generation: who answers has heard of this node, and so does not hold it lost
-before the permit ends.  Its clock is handed in: the simulator runs this file too.
+With the store away, or slow, as in an election of its own (failsafe), a permit is renewed while
+every member and spare of the plan answers and knows no higher generation: who answers has heard of
+this node, and so does not hold it lost before the permit ends.  Its clock is handed in: the
+simulator runs this file too.
 """
 
 from __future__ import annotations

@@ -106,7 +106,8 @@ def agent_of(
     """Its part, with launchers of these runs, whose lines connect to nothing."""
     config: Any = SimpleNamespace(
         agent=SimpleNamespace(state_dir=str(folder)),
-        detect=SimpleNamespace(lease_s=10.0), store=SimpleNamespace(url="etcd://127.0.0.1:2379", cluster="main"),
+        detect=SimpleNamespace(lease_s=10.0),
+        store=SimpleNamespace(url="etcd://127.0.0.1:2379", cluster="main"),
         cluster=SimpleNamespace(listen="127.0.0.1:0", token_file=""))
     state: Any = SimpleNamespace(name=name, config=config, is_private=False)
     launchers: Any = SimpleNamespace(runs=lambda: runs)

@@ -506,12 +506,13 @@ def test_nobody_takes_back_what_a_person_asked_for_meanwhile() -> None:
 
 
 def test_a_node_that_was_struck_before_is_judged_as_any_other() -> None:
-    """Else it is excluded by the one rule, and taken back by the other, for as long as both hold."""
+    """Else it is excluded by one rule, and taken back by the other, for as long as both hold."""
     cluster = started("abcdefgh", nnodes=2)
     begun_s = 1e9 + cluster.labs["a"].boot_s
     for number, name in enumerate("dcef"):
         cluster.docs[f"node/{name}"] = Doc(f"node/{name}", 1, msgspec.json.encode(NodeDoc(
-            excluded=name in "ef", reason="x", by=name, fault=f"fault_{name}" if name in "ef" else "",
+            excluded=name in "ef", reason="x", by=name,
+            fault=f"fault_{name}" if name in "ef" else "",
             strikes=(begun_s - 10.0 + number,), since_wall_s=begun_s)))
     cluster.fatal["d"] = "fault_7"
     cluster.run(30)
