@@ -11,9 +11,7 @@ of several goes.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import tempfile
 import time
 import tracemalloc
@@ -32,7 +30,7 @@ from holdfast.agent.peers import beats
 from holdfast.agent.store.etcd import EtcdStore
 from holdfast.agent.store.etcd_leases import NAME, Holder
 
-from .plan_scale import GOES, name
+from .plan_scale import GOES, main, name
 
 SIZES = (256, 1024, 4096, 16384)
 EXCLUDED_ONE_IN = 64
@@ -129,17 +127,6 @@ def ms(go: Callable[[], object], before: Callable[[], object] = tuple) -> float:
     return round(min(found) * 1e3, 3)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--rows", default="", help="write the rows there, one JSON a line")
-    options = parser.parse_args()
-    beats.Line = Resting  # type: ignore[misc]
-    rows = [row(nodes) for nodes in SIZES]
-    for one in rows:
-        print(json.dumps(one), flush=True)
-    if options.rows:
-        Path(options.rows).write_text("".join(json.dumps(one) + "\n" for one in rows))
-
-
 if __name__ == "__main__":
-    main()
+    beats.Line = Resting  # type: ignore[misc]
+    main(lambda: [row(nodes) for nodes in SIZES])

@@ -312,8 +312,11 @@ class Results:
 
     def add(self, row: Mapping[str, Any]) -> None:
         full = {**self.common, "wall_s": round(time.time(), 3), **row, "machine": self.machine}
+        text = json.dumps(full)
+        for place in (ROOT, sys.base_prefix):  # a log in a row speaks of no machine's folders
+            text = text.replace(f"{place}/", "")
         with open(self.path, "a") as file:
-            file.write(json.dumps(full) + "\n")
+            file.write(f"{text}\n")
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:

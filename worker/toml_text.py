@@ -22,7 +22,6 @@ _PART = r"""(?:[\w-]+|"(?:[^"\\\n]|\\.){0,200}"|'[^'\n]*')[ \t]*"""
 _LONG_KEY = re.compile(r"(?<![\w-])(?:%s\.[ \t]*){%d}" % (_PART, KEY_PARTS_MAX))
 
 
-
 def parse(loads: Callable[[str], dict[str, Any]], text: str | bytes) -> dict[str, Any]:
     """The table that `text` (bytes: UTF-8, with or without a BOM) writes, by `loads` of tomllib,
     which this Python may lack.

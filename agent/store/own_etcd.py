@@ -29,6 +29,7 @@ from typing import NamedTuple
 from holdfast.worker import addresses
 
 from ..config.store import HOST_PORT
+from ..peers.remembered import FILE as PEERS_FILE
 from ..system import die_with_parent
 from .base import StoreError
 from .identity import FILE
@@ -181,7 +182,7 @@ def forget(state: Path) -> None:
     """Leaves nothing behind: the run has ended, and its store with it."""
     _forget_data(state)
     (state / SECRET).unlink(missing_ok=True)
-    (state / "peers.json").unlink(missing_ok=True)
+    (state / PEERS_FILE).unlink(missing_ok=True)
 
 
 def _forget_data(state: Path) -> None:

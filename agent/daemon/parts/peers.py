@@ -51,7 +51,6 @@ ADDRESS = "address"  # kind of the documents that say where each agent listens
 TOKEN_FILE = "cluster.token_file"
 TOKEN = "cluster-token"
 PUBLISH_S = 1.0  # between two tries
-KNOW_SHARE = 20  # thousands of nodes that come at once are looked at for a part of the time alone
 LOOK_S = 10.0  # between two looks at who is gone
 AWAY_S = 0.5  # behind a start; a store that answers later has the same token but for accidents
 FORGOTTEN_AT_ONCE = 16
@@ -127,6 +126,7 @@ class PeerPart:
         self._remembered = remembered.read(
             self._file, known.cluster_id if known.cluster == state.config.store.cluster else "",
             self._by)
+        self._unkept = False  # the file is not as it should be
         self._recalled = False  # the places are the remembered ones
         self._token_of = ""  # id of the cluster whose token it holds
         self._of: object = None  # what else the choice of nodes followed from
@@ -149,15 +149,13 @@ class PeerPart:
             await self.peers.close()
 
     async def _stay(self, place: Place) -> None:
-        published_s = looked_s = knew_s = took_s = 0.0
+        published_s = looked_s = 0.0
         self._docs = self._of = None  # behind a crash of this part there is no connection any more
         while True:
             view, now_s = self._store.view(), time.monotonic()
             is_due = now_s - published_s > PUBLISH_S
-            if is_due or view.docs is not self._docs and now_s - knew_s > KNOW_SHARE * took_s:
+            if is_due or view.docs is not self._docs:
                 self._know(view)
-                knew_s = time.monotonic()
-                took_s = knew_s - now_s
             if is_due:
                 published_s = now_s
                 await self._publish(place)
@@ -187,7 +185,7 @@ class PeerPart:
         before = self.peers.choice
         sharing = frozenset(self._places) if self._recalled else mates(runs, view, heard)
         self.peers.know(self._places, sharing)
-        self._docs, self._of = view.docs, of
+        self._docs, self._of, self._unkept = view.docs, of, True
         now = self.peers.choice
         if bool(now.left_out) != bool(before.left_out):
             say(f"node {self._state.name} is in touch with {len(now.wanted)} of "
@@ -200,6 +198,8 @@ class PeerPart:
 
     def _remember(self, view: StoreView) -> None:
         """For the next start, which may be while the store is away."""
+        if not (self._unkept and view.up and view.cluster):
+            return
         token = "" if self._token_of_file or not self.peers.token.isascii() \
             else self.peers.token.decode()
         near = {name: self._places[name] for name in sorted(self.peers.choice.wanted)
@@ -207,10 +207,13 @@ class PeerPart:
         found = remembered.Remembered(view.cluster, self._by, token, near)
 
         def kept(done: asyncio.Future[None]) -> None:
-            if not done.cancelled() and done.exception() is None:
-                self._remembered = found  # else it is tried again; others tell of the disk
+            if done.cancelled() or done.exception() is not None:
+                self._unkept = True  # it is tried again; others tell of the disk
+            else:
+                self._remembered = found
 
-        if view.up and view.cluster and found != self._remembered:
+        self._unkept = False
+        if found != self._remembered:
             self._side_thread.do("peers", functools.partial(
                 remembered.write, self._file, found)).add_done_callback(kept)
 
