@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from ..core.detect.ranks import known_causes
-from ..core.model import Beat, Plan, RankView, RunView, run_subject
-from ..core.run.members import read_plan
+from ..core.model import Beat, Documents, Plan, RankView, RunView, node_subject, run_subject
+from ..core.run.members import read_node, read_plan
 from ..daemon.state import AgentState
 from . import visibility
 
@@ -48,7 +48,7 @@ def nodes(state: AgentState, view: RunView) -> list[dict[str, Any]]:
             "node": name,
             "here": here,
             "leads": name == leader,
-            "part": _part(plan, name),
+            "part": _part(plan, name, observed.store.docs),
             "word": _word(beat, here),
             "age_s": 0.0 if here else round(now.boot_s - beat.boot_s, 1) if beat else None,
             "generation": view.generation if here else beat.generation if beat else 0,
@@ -81,7 +81,8 @@ def _run_elsewhere(state: AgentState, run: str) -> dict[str, Any]:
         "step": min((rank.step for rank in ranks), default=0),
         "running": sum(rank.state == "running" for rank in ranks),
         "world": len(plan.ranks) if plan is not None else 0,
-        "nodes": [{"node": beat.node, "word": _word(beat, False), "part": _part(plan, beat.node),
+        "nodes": [{"node": beat.node, "word": _word(beat, False),
+                   "part": _part(plan, beat.node, observed.store.docs),
                    "age_s": round(now.boot_s - beat.boot_s, 1)}
                   for beat in sorted(beats, key=lambda beat: beat.node)],
     }
@@ -115,12 +116,15 @@ def trains(rows: list[dict[str, Any]], plan: Plan | None) -> bool:
     return plan is not None and 0 < len(plan.ranks) == len(running)
 
 
-def _part(plan: Plan | None, node: str) -> str:
+def _part(plan: Plan | None, node: str, docs: Documents) -> str:
+    """A plan may name who leads and is excluded, for others' permits ask it: no spare is that."""
     if plan is None:
         return ""
     placed = [rank for rank, place in plan.ranks if place == node]
     if placed:
         return "ranks " + ", ".join(map(str, sorted(placed)[:RANKS_SHOWN]))
+    if docs.decoded(node_subject(node), read_node).excluded:
+        return "excluded"
     return "spare" if node in plan.spares else ""
 
 

@@ -11,6 +11,8 @@ from holdfast.agent.cli import report
 from holdfast.agent.core.model import (
     Beat,
     Decision,
+    Doc,
+    Documents,
     Lease,
     Now,
     Observed,
@@ -19,6 +21,7 @@ from holdfast.agent.core.model import (
     Resume,
     RunView,
     StoreView,
+    node_subject,
 )
 from holdfast.agent.web import fleet
 
@@ -29,8 +32,8 @@ def rank(number: int, node: str, step: int = 5) -> RankView:
     return RankView(number, node, 100 + number, 2, "running", step=step)
 
 
-def seen(*beats: Beat, single: bool = False) -> Any:
-    store = StoreView(True, leases=(Lease("r", "b"),))
+def seen(*beats: Beat, single: bool = False, docs: Documents = Documents()) -> Any:
+    store = StoreView(True, leases=(Lease("r", "b"),), docs=docs)
     snapshot = SimpleNamespace(
         now=Now(100.0, 0.0), observed=Observed(beats=beats, store=store),
         decision=Decision(plans=(PLAN,)))
@@ -54,6 +57,13 @@ def test_every_node_of_the_run_has_a_row_and_its_word_an_age() -> None:
     assert any("ranks 1" in line and "leads" in line and "heard, 2.5 s ago" in line
                for line in lines), lines
     assert any("not heard of" in line for line in lines)
+
+
+def test_a_leader_that_a_plan_names_for_its_permits_is_no_spare_while_it_is_excluded() -> None:
+    for body, part in ((b'{"excluded":true}', "excluded"), (b'{"excluded":false}', "spare")):
+        docs = Documents((Doc(node_subject("c"), 1, body),))
+        parts = {row["node"]: row["part"] for row in fleet.nodes(seen(docs=docs), VIEW)}
+        assert (parts["c"], parts["d"]) == (part, "spare")
 
 
 def test_a_run_does_not_train_while_a_node_of_it_is_lost_or_behind() -> None:
