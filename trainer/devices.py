@@ -97,6 +97,19 @@ def backend(home: torch.device) -> str:
     return str(dist.get_default_backend_for_device(home))
 
 
+def answers(home: torch.device) -> bool:
+    """Whether the device can still compute: behind an error of its own CUDA refuses everything for
+    as long as the process lives.  Asked and not waited for: a message to a lost peer may never end.
+    """
+    if home.type == "cpu":
+        return True
+    try:
+        torch.get_device_module(home).current_stream().query()
+    except (RuntimeError, AttributeError):  # AttributeError: it has no streams to ask
+        return False
+    return True
+
+
 def total_memory(home: torch.device) -> int:
     """Bytes that may be planned with.  Of all memory and not of what is free now: a rank that
     joins later must come to the same groups."""

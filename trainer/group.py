@@ -11,12 +11,15 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import socket
 import struct
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,13 +36,24 @@ COLLECTIVE_TIMEOUT_S = 3600.0  # whoever is slow, the agent judges
 APART = "apart"  # among a group's parts
 MEMBER_FIELDS = Member._fields.index("held")  # those that are said in one word
 STAND_IN_S = 0.1  # to reach a listener of this very process
-# What gloo, nccl and the store say when a peer or the store is gone; gloo raises plain
-# RuntimeError, as a user's own shape error does, so its words must tell them apart.
+# What gloo alone says: "[enforce fail at .../gloo/transport/tcp/pair.cc:446] ..."
+_OF_GLOO = re.compile(r"\[(?:enforce fail at )?\S*gloo/\S*\]")
+# What gloo, nccl and the store say besides when a peer or the store is gone.  They raise plain
+# RuntimeError, as a user's own code does that says the same of a connection of its own: the words
+# count where a call into the group raised them.
 _BROKEN_WORDS = (
     "gloo/", "Connection closed by peer", "Connection reset by peer", "Broken pipe",
     "connectFullMesh", "NCCL error", "ncclRemoteError", "ncclSystemError",
     "Socket closed", "failed to connect", "TCPStore",
 )
+_HERE, _TORCH = Path(__file__).parent, Path(torch.__file__).parent
+# Whose frame is the innermost then: what is not written in Python has none.
+_CALLERS = (_TORCH, *(_TORCH.parent / name for name in ("torch_xla", "torch_neuronx")), *(
+    _HERE / name for name in (
+        "breakable.py", "group.py", "move.py", "state.py", "checkpoint", "engines")))
+# Where torch raises again what the user's code has raised in another process or thread.
+_AGAIN = (_TORCH / "_utils.py", _TORCH / "utils" / "data")
+
 
 class RestoreFailed(RuntimeError):
     """This generation cannot get a proven state; the next plan must resume from elsewhere."""
@@ -55,7 +69,16 @@ def is_broken_group(error: BaseException, generation_over: bool) -> bool:
         return True
     if not isinstance(error, RuntimeError):
         return False
-    return generation_over or any(word in str(error) for word in _BROKEN_WORDS)
+    said = str(error)
+    return generation_over or _OF_GLOO.search(said) is not None or (
+        any(word in said for word in _BROKEN_WORDS) and _came_from_a_call(error))
+
+
+def _came_from_a_call(error: BaseException) -> bool:
+    """Whether a call into a group or a store raised it, by where it was raised."""
+    files = [Path(frame.f_code.co_filename) for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return bool(files) and any(map(files[-1].is_relative_to, _CALLERS)) and not any(
+        file.is_relative_to(again) for file in files for again in _AGAIN)
 
 
 class Group:
@@ -74,7 +97,9 @@ class Group:
         self.data = list[str]()  # digests of what each rank sees; "" of the release before
         self.phase: Callable[[str], None] = elastic.phase
         self._lock, self._sockets = threading.Lock(), list[socket.socket]()
-        self._joining, self._before = True, set(_open_sockets().values())
+        self._joining, self._store_sockets = True, set[str]()
+        # While we connect: what was open before, all newer ones being ours.  None while we do not.
+        self._before: set[str] | None = set(_open_sockets().values())
         self._gloo = device.type == "cpu"  # whether who joins may wait for gloo's connections
         self.process_group: Any = None
         self._hooks: tuple[Any, Any] = (None, None)  # sys.excepthook without torch's, and torch's
@@ -106,12 +131,15 @@ class Group:
             self.store = dist.PrefixStore(f"holdfast/restart-{count}", store)
         else:
             self.store = dist.HashStore()
+        self._connected_to_store()
         if self.world > 1:
             # A peer may prepare for minutes; from here on all that is waited for is connecting.
             here = [f"here/{rank}" for rank in range(self.world)]
             self.store.set(here[self.rank], data)
             self.store.wait(here, timedelta(seconds=COLLECTIVE_TIMEOUT_S))
             self.data = [one.decode() for one in self.store.multi_get(here)]
+        with self._lock:
+            self._before = set(_open_sockets().values())
         # torch counts every attempt and puts the number into its keys in the store, but starts
         # anew only after a success: a rank whose last join failed would never meet the others.
         dist.distributed_c10d._world.group_count = 0
@@ -134,6 +162,14 @@ class Group:
         alike = [self.parts[name] for name in self.layout.alike
                  if self.parts[name] is not group]
         elastic.register_group(self.process_group, self.cut, alike)
+
+    def _connected_to_store(self) -> None:
+        """From here on the store's connections are ours, and no others until we connect to peers:
+        threads of the user's (a prefetch, a logger) open theirs while we wait for who prepares."""
+        with self._lock:
+            if self._before is not None:
+                self._store_sockets = {*_open_sockets().values()} - self._before
+            self._before = None
 
     def _make_parts(self, timeout: timedelta) -> None:
         """The layout's groups.  How often a rank has entered the group of all is what tells the one
@@ -168,24 +204,28 @@ class Group:
         """Every rank, by what it says of itself.  A rank of a neighbouring release may know fewer
         fields than are said, or say fewer: what is new comes last, and only if it is so.  What each
         of them must say, or none counts, has a key of its own, set before the other."""
-        self.store.set(f"keeps/{self.rank}", json.dumps(held))
+        self.say("keeps", held)
         labels = assignment.labels
         if labels is not None:
-            self.store.set(f"labels/{self.rank}", json.dumps(labels))
+            self.say("labels", labels)
         told = (assignment.node, devices.total_memory(self.device), *([said] if said else []))
         self.store.set(f"member/{self.rank}", json.dumps(told))
         found = self.store.multi_get([f"member/{rank}" for rank in range(self.world)])
         members = [Member(*json.loads(one)[:MEMBER_FIELDS]) for one in found]
-        if kept := self._all_say("keeps"):
+        if kept := self.all_say("keeps"):
             members = [member._replace(held=tuple(one)) for member, one in zip(members, kept)]
-        if labels is not None and (known := self._all_say("labels")):
+        if labels is not None and (known := self.all_say("labels")):
             members = [member._replace(labels=dict(one)) for member, one in zip(members, known)]
         if self.device.type != "cpu":
             return members
         return [m._replace(memory_bytes=m.memory_bytes // sum(o.node == m.node for o in members))
                 for m in members]
 
-    def _all_say(self, what: str) -> list[Any]:
+    def say(self, what: str, said: Any) -> None:
+        """This rank's word for `all_say`, once in a generation."""
+        self.store.set(f"{what}/{self.rank}", json.dumps(said))
+
+    def all_say(self, what: str) -> list[Any]:
         """What each rank says of this, by rank; [] where one of them does not."""
         keys = [f"{what}/{rank}" for rank in range(self.world)]
         return [json.loads(one) for one in self.store.multi_get(keys)] if self.store.check(
@@ -199,7 +239,13 @@ class Group:
     def _opened(self, listens: bool = False) -> list[socket.socket]:
         """The store's and gloo's connections, or their listeners, by descriptors of our own."""
         return [s for fd, name in _open_sockets().items()
-                if name not in self._before and (s := _tcp(fd, listens)) is not None]
+                if self._is_ours(name) and (s := _tcp(fd, listens)) is not None]
+
+    def _is_ours(self, name: str) -> bool:
+        """Where peers listen, gloo keeps to itself: what a thread of the user's opens just while we
+        connect is taken for ours."""
+        return name in self._store_sockets or (
+            self._before is not None and name not in self._before)
 
     def any(self, flag: bool) -> bool:
         """True on all ranks if it is on one."""
@@ -298,7 +344,7 @@ class Group:
         with self._lock:
             if self._joining and self._gloo:
                 self._stand_in()
-            # While we join, no code of the user's runs: every new connection is ours.
+            # While we join, connections come one by one: looked for anew each time.
             found = self._opened() if self._joining else self._sockets
             for connection in found:
                 with contextlib.suppress(OSError):

@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import itertools
 import json
 import math
+import sys
 import time
+import traceback
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
+from . import devices, lineage
 from . import export as exporting
-from . import lineage
 from . import optimizer as adamw
 from .checkpoint import format as files
 from .checkpoint.manifest import Manifest
@@ -41,6 +45,7 @@ from .engines.strategy import (
     Strategy,
     build,
     chain,
+    of_memory,
     told,
 )
 from .evaluate import Evaluated, evaluate
@@ -51,7 +56,9 @@ from .state import State
 
 PARK_S = 50.0  # for a checkpoint before ranks park, and for each other; the agent allows 120
 MEET_S = 5.0  # ... without one; the agent allows 10
+CAUSES_SHOWN, FRAMES_SHOWN, SAID_SHOWN = 4, 16, 2000  # of a lost peer's error; and characters
 STEP_TIMES = 64  # the latest, for the snapshots' cadence
+ENDS = (ConfigError, FloatingPointError)  # settings, and what every rank raises alike
 
 
 class Job(NamedTuple):
@@ -78,42 +85,64 @@ def train(config: Config, elastic: Any) -> Result:
     """Trains to the last step through any number of generations.
 
     Raises what the user's own code raises, FloatingPointError when the loss is no number,
-    ConfigError for settings; a lost peer is none of these: this rank parks and goes on.
+    ConfigError for settings; a lost peer is none of these: this rank parks and goes on.  So it does
+    once where its own code raised, if the device still answers.
     """
     job = prepare(config, elastic)
     checkpoints = Checkpoints(
         config.checkpoint, config.checkpoint_dir, elastic, job.manifest)
-    held = Held()
+    held, loss = Held(), math.nan
+    steps = 0  # done here since this process began, or raised last
     root = str(config.checkpoint_dir) if config.checkpoint.every else ""
     commits = [found._asdict() for found in files.listing(root)] if root else []
     assignment = elastic.ready(root, config.checkpoint.keep, commits)
     while True:
-        generation = Generation(job, held, checkpoints, elastic)
+        generation = Generation(job, held, checkpoints, elastic, loss)
         try:
             result = generation.run(assignment)
-        except RuntimeError as error:
+        except Exception as error:
             # A strategy of the user's may have put a lost peer into words of its own.
-            if not any(map(generation.is_lost, chain(error))):
+            steps, loss = steps + generation.steps, generation.loss
+            if any(map(generation.is_lost, chain(error))):
+                raised = ""
+                generation.show(error)
+            elif steps and generation.outlives(error):
+                # What it raises before a step is done, or again at once, it may owe to itself.
+                raised, steps = elastic.raised(error), 0
+            else:
                 raise
-            reason = _reason(error)
+            reason = _reason(error, "raised" if raised else "peer_lost")
         else:
             generation.leave()
             checkpoints.close()
             return result
         checkpoints.generation_over()
         assignment = elastic.park(
-            held.step, held.torn, reason, generation.leave, held.shard, held.shards, held.ready)
+            held.step, held.torn, reason, generation.leave, held.shard, held.shards, held.ready,
+            raised)
 
 
-def _reason(error: BaseException) -> str:
-    word = "peer_lost"
+def _reason(error: BaseException, word: str) -> str:
     if isinstance(error, BadCheckpoint):
         word = "bad_checkpoint"
     elif isinstance(error, RestoreFailed):
         word = "restore_failed"
     elif type(error).__name__ == "Broken":
         word = "generation_over"
-    return f"{word}: {' '.join(str(error).split())[:300]}"
+    return f"{word}: {' '.join(str(error).split())}"  # cut where secrets are taken out
+
+
+def _in_short(error: BaseException) -> str:
+    """Its traceback and those of what led to it, bounded, and without lines of source: to read
+    torch's long files takes longer than others should wait for this rank."""
+    told = []
+    for one in reversed([*itertools.islice(chain(error), CAUSES_SHOWN)]):
+        frames = [(frame.f_code.co_filename, line, frame.f_code.co_name, "")
+                  for frame, line in traceback.walk_tb(one.__traceback__)]
+        places = "".join(traceback.StackSummary.from_list(frames[-FRAMES_SHOWN:]).format())
+        said = "".join(traceback.format_exception_only(one))[:SAID_SHOWN].rstrip()
+        told.append(f"Traceback (most recent call last):\n{places}{said}\n")
+    return "\nDuring handling of the above exception, another exception occurred:\n\n".join(told)
 
 
 # ------------------------------------------------------------------------------------ prepare
@@ -157,12 +186,14 @@ class Generation:
 
     state: State
 
-    def __init__(self, job: Job, held: Held, checkpoints: Checkpoints, elastic: Any) -> None:
+    def __init__(self, job: Job, held: Held, checkpoints: Checkpoints, elastic: Any,
+                 loss: float = math.nan) -> None:
+        """`loss`: of the last step that this process did."""
         self.job, self.held, self.checkpoints = job, held, checkpoints
         self.elastic, self.strategy = elastic, job.strategy
         self.group: Group | None = None
         self.buffers, self.buffers_before = list[Tensor](), list[Tensor]()
-        self.loss, self.step_times_s = math.nan, list[float]()
+        self.loss, self.step_times_s, self.steps = loss, list[float](), 0
 
     def run(self, assignment: Any) -> Result:
         self.join(assignment)
@@ -271,6 +302,7 @@ class Generation:
         self.update(held.step, norm)
         held.step, held.torn, held.ready, held.norm = held.step + 1, False, False, norm
         elastic.step_end(held.step, self.loss)
+        self.steps += 1
         self.buffers_before = []
         with self.told():
             strategy.forget()
@@ -315,6 +347,21 @@ class Generation:
         """Whether the generation is over by it, and no code of the user's is to blame."""
         return isinstance(error, self.elastic.Broken) or is_broken_group(
             error, self.elastic.broken())
+
+    def show(self, error: BaseException) -> None:
+        """Where a peer was lost by what an exception says of itself alone, people may judge it."""
+        plain = not isinstance(error, (self.elastic.Broken, RestoreFailed, dist.DistError))
+        if plain and not self.elastic.broken():
+            then = ", continuing in the next generation" if self.elastic.active() else ""
+            with suppress(OSError, ValueError, AttributeError):  # closed, full or replaced
+                print(f"holdfast: an error that is taken for a lost peer's{then}:\n"
+                      f"{_in_short(error)}", file=sys.stderr, flush=True)
+
+    def outlives(self, error: BaseException) -> bool:
+        """Whether this process can go on in the next generation though its own code raised this."""
+        return (self.elastic.active() and self.job.config.device != "xla"
+                and not any(isinstance(one, ENDS) for one in chain(error))
+                and of_memory(error) is None and devices.answers(self.job.device))
 
     def told(self) -> AbstractContextManager[None]:
         """Around every call of the strategy."""
@@ -384,12 +431,12 @@ class Generation:
         raise self.elastic.Broken(f"asked to leave behind step {step}")
 
     def tell(self, tokens_per_s: float) -> None:
-        config, step = self.job.config, self.held.step
-        self.elastic.progress(step, self.loss, tokens_per_s, config.steps)
+        config, step, loss = self.job.config, self.held.step, self.loss
+        self.elastic.progress(step, loss, tokens_per_s, config.steps)
         if self.elastic.active() or self.group is None or self.group.rank:
             return
         if step % config.log_every == 0 or step == config.steps:
-            print(f"step {step}/{config.steps}  loss {self.loss:.4f}  {tokens_per_s:.0f} tokens/s",
+            print(f"step {step}/{config.steps}  loss {loss:.4f}  {tokens_per_s:.0f} tokens/s",
                   flush=True)
 
     def evaluate(self) -> dict[str, float]:
@@ -463,11 +510,21 @@ class Generation:
         self.save_last()
         if self.group.rank == 0 and (summary := self.checkpoints.summary()):
             self.elastic.report("", summary)
-        result = Result(
-            self.group.rank, self.held.step, self.loss, self.group.digest(self.state), evaluation)
-        # Nobody leaves while another may still need a peer.
+        self.group.say("loss", [self.loss, len(self.mine)])
+        digest = self.group.digest(self.state)
+        # Nobody leaves while another may still need a peer; and behind it all have said their loss.
         self.group.any(False)
-        return result
+        return Result(self.group.rank, self.held.step, self.whole_loss(), digest, evaluation)
+
+    def whole_loss(self) -> float:
+        """The last step's mean over all micro-batches, whoever computed them; this rank's share of
+        it beside one of a release that does not say its own."""
+        assert self.group is not None
+        # One that came behind the last step has no loss of it.
+        known = [one for one in self.group.all_say("loss") if math.isfinite(one[0])]
+        if not known:
+            return self.loss
+        return float(sum(loss * count for loss, count in known) / sum(one[1] for one in known))
 
     def save_last(self) -> None:
         """The last step's checkpoint, once more where a loss kept it from being committed."""

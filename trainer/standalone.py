@@ -105,9 +105,13 @@ class Standalone:
 
     def park(
         self, step: int, torn: bool, reason: str, meanwhile: Callable[[], None] | None = None,
-        shard: int = 0, shards: int = 1, ready: bool = False,
+        shard: int = 0, shards: int = 1, ready: bool = False, error: str = "",
     ) -> Assignment:
         raise GenerationLost(f"at step {step}: {reason}; no launcher to plan another generation")
+
+    def raised(self, error: BaseException) -> str:
+        """Raises it again: nobody plans a generation in which this process could go on."""
+        raise error
 
     def phase(self, name: str) -> None: ...
 
@@ -119,10 +123,10 @@ class Standalone:
         return False
 
     def register_group(
-        self, group: Any, cut: Callable[[], None] | None, alike: Sequence[Any] = ()
+        self, group: Any, cut_sockets: Callable[[], None] | None, alike: Sequence[Any] = ()
     ) -> None: ...
 
-    def progress(self, step: int, loss: float, tokens_per_s: float, total_steps: int) -> None: ...
+    def progress(self, step: int, loss: float, rate: float, total_steps: int) -> None: ...
 
     def placed(self, words: str) -> None: ...
 

@@ -15,7 +15,7 @@ import time
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from . import page as pages
-from .rank import collectives, faults, gradients
+from .rank import collectives, faults, gradients, outcome
 from .rank import snapshot as snapshots
 from .rank.snapshot import SnapshotShard
 from .wire import Channel, Packet, close_all, cut
@@ -241,18 +241,31 @@ def ready(
     return worker.wait_assignment()
 
 
+def raised(error: BaseException) -> str:
+    """Says what this rank's own code raised, as at the end of its process: traceback, outcome, last
+    collectives.  Returns the line for `park`, by which the process lives on all the same."""
+    worker = _get()
+    outcome.show(error, ends=False)
+    outcome.flush()
+    worker.send_flight()
+    outcome.write_page(worker.fields, *outcome.of_exception(error))
+    return "%s: %s" % (type(error).__name__, error)
+
+
 def park(
     step: int, torn: bool, reason: str, meanwhile: Optional[Callable[[], None]] = None,
-    shard: int = 0, shards: int = 1, ready: bool = False,
+    shard: int = 0, shards: int = 1, ready: bool = False, error: str = "",
 ) -> Assignment:
     """Leaves the generation with `step` optimizer steps in memory; blocks until the next one.
 
     `shard` of `shards`: which part of the run's state that is.  `ready`: this rank can end the step
-    that it is in by itself, once another one has ended it.
+    that it is in by itself, once another one has ended it.  `error`: what it `raised` itself, ""
+    where the generation ended for another's reason.
     """
     worker = _get()
     worker.send({"t": "parked", "generation": worker.generation, "step": step, "torn": torn,
-                 "reason": cut(reason, 300), "shard": shard, "shards": shards, "ready": ready})
+                 "reason": cut(reason, 300), "shard": shard, "shards": shards, "ready": ready,
+                 **({"error": cut(error)} if error else {})})
     if meanwhile is not None:
         meanwhile()
     return worker.wait_assignment()
@@ -276,7 +289,8 @@ def phase(name: str) -> None:
     if worker.injected and name == "forward_backward":
         faults.inject(worker.injected)
     if worker.fields[pages.F_BROKEN] >= worker.generation > 0:
-        raise Broken("generation %d is over" % worker.generation)
+        # Without its number: equal failures of two generations are told by their words.
+        raise Broken("generation is over")
 
 
 @contextlib.contextmanager

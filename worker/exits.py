@@ -43,7 +43,8 @@ _RUN = (
     row(RETRY, "try again, elsewhere: a check refused this node, preempted (SIGTERM, SIGQUIT, "
         "SIGUSR1, SIGUSR2), drained, the terminal was closed (SIGHUP), or the machine refused "
         "processes or files, or does not answer for the configuration"),
-    row(BUDGET_SPENT, "the restarts are used up, and not by the script's fault"),
+    row(BUDGET_SPENT, "the restarts are used up, and not by the script's fault, or every "
+        "checkpoint was put aside as bad"),
     row(CONFIGURATION, "flags, settings or files are wrong, or the agent refuses this run"),
     row(NOT_EXECUTABLE, "the command of --no-python cannot be executed"),
     row(INTERRUPTED, "interrupted by Ctrl-C (SIGINT): the ranks had their grace; a second one ends "

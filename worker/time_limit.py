@@ -59,7 +59,8 @@ def _late(_number: int, frame: FrameType | None) -> None:
 
 @contextmanager
 def at_most(seconds: float) -> Iterator[None]:
-    """Raises TooSlow in the body after `seconds`.  Not to be nested."""
+    """Raises TooSlow in the body after `seconds`, or behind it where it ended before the exception
+    came through.  Not to be nested."""
     global _fired, _limit_s
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -69,6 +70,8 @@ def at_most(seconds: float) -> Iterator[None]:
     try:
         signal.setitimer(signal.ITIMER_VIRTUAL, max(seconds, 1e-3), AGAIN_S)
         yield
+        if _fired:
+            raise TooSlow(f"takes longer than {seconds:g} s")
     except ValueError as error:
         if _fired and not isinstance(error, TooSlow):  # the body made another of it
             raise TooSlow(f"takes longer than {seconds:g} s") from error

@@ -40,6 +40,29 @@ class CheckpointError(Exception):
     """A checkpoint that must not be used; the text names the file and what is wrong with it."""
 
 
+class Unreadable(CheckpointError):
+    """A file that this process could not read: nothing is known of its bytes, and another node, or
+    a later try, may read them."""
+
+
+class Missing(Unreadable):
+    """A file that is not there, as far as this node sees."""
+
+
+def words(error: BaseException) -> str:
+    """What an exception says, in a person's line: the disk's own words need no name of a class."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return f"{type(error).__name__}: {error}".removesuffix(": ")
+
+
+def not_read(file: str, error: OSError) -> Unreadable:
+    """What to raise for a file whose reading ended with this."""
+    if isinstance(error, FileNotFoundError):
+        return Missing(f"{file}: missing")
+    return Unreadable(f"{file}: cannot be read: {words(error)}")
+
+
 class Entry(NamedTuple):
     """`nbytes` bytes of one tensor, from its byte `begin` on; `shape` is the whole tensor's, and
     `offset` counts from the start of the file (or buffer) that holds them."""
@@ -82,6 +105,7 @@ class Problem(NamedTuple):
 
     file: str
     what: str
+    unread: bool = False  # nothing is known of its bytes
 
     def __str__(self) -> str:
         return f"{self.file}: {self.what}"
@@ -313,10 +337,8 @@ def _load_json(path: Path) -> dict[str, Any]:
         if len(text) > JSON_BYTES_MAX:
             raise CheckpointError(f"{path.name}: larger than {JSON_BYTES_MAX} bytes")
         value = json.loads(text)
-    except FileNotFoundError:
-        raise CheckpointError(f"{path.name}: missing") from None
     except OSError as error:
-        raise CheckpointError(f"{path.name}: cannot be read: {error.strerror}") from None
+        raise not_read(path.name, error) from None
     except (ValueError, RecursionError):
         raise CheckpointError(f"{path.name}: not JSON (torn write?)") from None
     if not isinstance(value, dict):
@@ -346,14 +368,19 @@ def listing(root: str | os.PathLike[str]) -> list[Found]:
     parsed.sort(key=lambda item: (item[0][1], item[0][0]), reverse=True)
     for (step, generation), name in parsed[:LISTING_MAX]:
         path = Path(root) / name
-        if not (path / COMMIT).exists():
-            continue
-        worlds = [int(f.name[-10:-5]) for f in path.glob("shard-*-of-?????.json")]
+        try:
+            if not (path / COMMIT).exists():
+                continue
+            worlds = [int(f.name[-10:-5]) for f in path.glob("shard-*-of-?????.json")]
+        except OSError:
+            continue  # it cannot be seen from here
         bad = ""
         try:
             marker = _load_json(path / COMMIT)
             if (marker.get("step"), marker.get("generation")) != (step, generation):
                 bad = f"{COMMIT}: names another step or generation than the directory"
+        except Unreadable:
+            pass  # what nobody could read is not known to be bad
         except CheckpointError as error:
             bad = str(error)
         found.append(Found(generation, step, str(path), max(worlds, default=0), bad))
@@ -368,7 +395,7 @@ def read_manifest(directory: Path) -> dict[str, Any]:
     try:
         actual = digest_file(directory / MANIFEST, expected.split(":")[0])
     except OSError as error:
-        raise CheckpointError(f"{MANIFEST}: cannot be read: {error.strerror}") from None
+        raise not_read(MANIFEST, error) from None
     if actual != expected:
         raise CheckpointError(f"{MANIFEST}: its digest is not the one in {COMMIT}")
     if manifest.get("format") != FORMAT:
@@ -406,10 +433,8 @@ def check_file(
             actual = digest_file(directory / name, algorithm, pace)
         else:
             actual = digest(content, algorithm)
-    except FileNotFoundError:
-        raise CheckpointError(f"{name}: missing") from None
     except OSError as error:
-        raise CheckpointError(f"{name}: cannot be read: {error.strerror}") from None
+        raise not_read(name, error) from None
     if actual != expected:
         raise CheckpointError(f"{name}: bytes differ from what was written ({algorithm})")
 
@@ -418,13 +443,15 @@ def verify(directory: str | os.PathLike[str], pace: Pace | None = None) -> list[
     """Every reason why this checkpoint must not be used; [] = every byte is proven.  `pace` is
     called with the bytes of each piece that was read, and may take its time."""
     root = Path(directory)
-    if not root.is_dir():
-        return [Problem(str(root), "no such directory")]
     problems = []
     try:
+        if not root.is_dir():
+            return [Problem(str(root), "no such directory", unread=True)]
         manifest = read_manifest(root)
+    except OSError as error:
+        return [Problem(str(root), f"cannot be read: {words(error)}", unread=True)]
     except CheckpointError as error:
-        return [_problem(error)]
+        return [problem_of(error)]
     # Both names count: by the first it is chosen, and a copy may have been given another.
     for name in dict.fromkeys((os.path.basename(os.path.abspath(root)), root.resolve().name)):
         named = parse_name(name)
@@ -439,13 +466,41 @@ def verify(directory: str | os.PathLike[str], pace: Pace | None = None) -> list[
         try:
             check_file(root, item, pace=pace)
         except CheckpointError as error:
-            problems.append(_problem(error))
+            problems.append(problem_of(error))
     return problems
 
 
-def _problem(error: CheckpointError) -> Problem:
+def problem_of(error: CheckpointError) -> Problem:
+    """Where the marker was read, a file that is not beside it is a fault of the checkpoint, as far
+    as one node can tell; one without a marker may be on a disk that is not here."""
     file, _, what = str(error).partition(": ")
-    return Problem(file, what)
+    lacks = isinstance(error, Missing) and file != COMMIT
+    return Problem(file, what, isinstance(error, Unreadable) and not lacks)
+
+
+def lacking(directory: Path) -> str:
+    """A file that the manifest lists and that is not beside it, in words; "" where none is known
+    to be gone."""
+    try:
+        for name in (str(item["file"]) for item in read_manifest(directory)["shards"]):
+            try:
+                os.stat(directory / name)
+            except FileNotFoundError:
+                return f"{name}: missing"
+    except (OSError, CheckpointError):
+        pass
+    return ""
+
+
+def may_be_committed(directory: Path) -> bool:
+    """False where there is no marker; a disk that does not say keeps what is there."""
+    try:
+        os.stat(directory / COMMIT)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+    return True
 
 
 # ------------------------------------------------------------------------------------ housekeeping
@@ -465,15 +520,22 @@ def quarantine(path: Path, reason: str) -> Path:
     return target
 
 
-def newest_valid(root: Path) -> tuple[Found | None, list[tuple[Found, str]]]:
-    """The newest checkpoint whose every byte is proven, and the bad ones found on the way."""
-    bad: list[tuple[Found, str]] = []
+def newest_valid(root: Path) -> tuple[Found | None, list[tuple[Found, Problem]]]:
+    """The newest checkpoint whose every byte is proven, and what is wrong with those passed over:
+    that they are bad, where it is known."""
+    passed: list[tuple[Found, Problem]] = []
     for found in listing(root):
         problems = verify(found.path)
         if not problems:
-            return found, bad
-        bad.append((found, str(problems[0])))
-    return None, bad
+            return found, passed
+        passed.append((found, worst(problems)))
+    return None, passed
+
+
+def worst(problems: list[Problem]) -> Problem:
+    """The first that makes a checkpoint bad; the first of all where nothing is known of its bytes.
+    """
+    return next((one for one in problems if not one.unread), problems[0])
 
 
 def surplus(root: Path, keep: int) -> list[Found]:

@@ -43,8 +43,9 @@ class ReadBack:
             self._paths.append(path)
             self._changed.notify_all()
         if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="read back", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._work, name="read back", daemon=True)
+            thread.start()  # a machine that refuses it may not do so the next time
+            self._thread = thread
 
     def finish(self, wait_s: float) -> None:
         """Reads what is left at full speed; returns when that is done or `wait_s` is over."""
@@ -66,7 +67,10 @@ class ReadBack:
                 self._changed.notify_all()
                 self._changed.wait_for(lambda: self._paths)
                 path, self._reading = self._paths.popleft(), True
-            self._prove(Path(path))
+            try:
+                self._prove(Path(path))
+            except Exception as error:  # the next one is read all the same
+                self._not_known(path, files.words(error))
 
     def _prove(self, path: Path) -> None:
         _forget_cached(path)
@@ -80,17 +84,25 @@ class ReadBack:
                 self._hurry.wait(ahead_s)
 
         problems = files.verify(path, pace)
-        if not path.exists():
-            return  # keep-N let it go meanwhile
+        if not files.may_be_committed(path):
+            return  # keep-N let it go meanwhile, its marker first
         if not problems:
             self.verified.append(str(path))
             self.elastic.verified(str(path))
             return
+        bad = files.worst(problems)
+        if bad.unread:  # a disk that refuses has not shown other bytes
+            return self._not_known(str(path), str(bad))
         place = path
         with contextlib.suppress(OSError):
-            place = files.quarantine(path, problems[0].what)
-        self.elastic.report("checkpoint_bad", f"{path}: {problems[0]}; moved to {place}")
-        self.elastic.bad_checkpoint(str(path), str(problems[0]))
+            place = files.quarantine(path, bad.what)
+        self.elastic.report("checkpoint_bad", f"{path}: {bad}; moved to {place}")
+        self.elastic.bad_checkpoint(str(path), str(bad))
+
+    def _not_known(self, path: str, why: str) -> None:
+        """It may be asked for again: the next rank 0 does."""
+        self._known.discard(path)
+        self.elastic.report("checkpoint_failed", f"{path}: not read back: {why}")
 
 
 def _forget_cached(path: Path) -> None:

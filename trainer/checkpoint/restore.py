@@ -7,6 +7,7 @@ plan did.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from collections.abc import Callable, Sequence
@@ -23,6 +24,10 @@ from . import format as files
 
 CHUNKS = 8  # of the state, so that one is digested while the next ones travel
 TRANSFERS = 2  # a transfer whose digest differs is tried once more
+# What a rank says of a checkpoint: its bytes are wrong; it could not read them; rank 0 reads all
+# that it needs, and sees that something else is not there.
+BAD, UNREAD, LACKS = "bad", "unread", "lacks"
+TELL_S = 5.0  # for all ranks to have read what the others say
 
 
 @dataclasses.dataclass
@@ -76,7 +81,7 @@ def restore(
         if group.any(bool(problem)):
             raise RestoreFailed(problem or "another rank's snapshot shards do not prove")
     elif kind == "disk":
-        began["step"] = step = _from_disk(Path(path), group, state, elastic)
+        began["step"] = step = _from_disk(Path(path), group, state, elastic, assignment.node)
     else:
         raise RestoreFailed(f"resume_kind {kind!r} is not known to this trainer")
     if _differs(group, state.digest(), group.copies[0], "state"):
@@ -238,36 +243,67 @@ def _from_snapshot(assignment: Any, state: State, elastic: Any) -> str:
 def _newest(group: Group, root: Path | None, elastic: Any) -> tuple[str, int, str]:
     """Without a launcher rank 0 chooses for all: the newest checkpoint that proves."""
     if group.rank == 0:
-        found, bad = files.newest_valid(root) if root else (None, [])
-        for damaged, why in bad:
-            place = files.quarantine(Path(damaged.path), why.partition(": ")[2])
-            elastic.report("checkpoint_bad", f"{damaged.path}: {why}; moved to {place}")
-        group.store.set("newest", json.dumps(found))
+        found, passed = files.newest_valid(root) if root else (None, [])
+        why = ""
+        for one, problem in passed:
+            if problem.unread:
+                why = why or f"{one.path}: {problem}"
+                elastic.report("checkpoint_failed", f"{one.path}: {problem}; left where it is")
+                continue
+            place = _put_aside(Path(one.path), problem.what)
+            elastic.report("checkpoint_bad", f"{one.path}: {problem}; moved to {place}")
+        # What was trained may all be in there: nothing begins anew beside it.
+        group.store.set("newest", json.dumps(found or why))
     found = json.loads(group.store.get("newest"))
+    if isinstance(found, str) and found:
+        raise RestoreFailed(f"{found}, and no other checkpoint proves")
     return ("disk", int(found[1]), str(found[2])) if found else ("fresh", 0, "")
 
 
-def _from_disk(path: Path, group: Group, state: State, elastic: Any) -> int:
-    """Every rank proves every byte that it uses; one that finds a fault speaks for all."""
-    problem, wrong_model, step = "", "", 0
+def _from_disk(path: Path, group: Group, state: State, elastic: Any, node: str) -> int:
+    """Every rank proves every byte that it uses; one that finds a fault speaks for all.
+
+    It is put aside where bytes were read that differ, or where rank 0 lacks a file as well.  What
+    one rank alone cannot read, as on a node without the mount, stays where it is for the others.
+    """
+    fault, problem, wrong_model, step = "", "", "", 0
     try:
         step = read_into(path, state)
     except files.CheckpointError as error:
-        problem = str(error)
+        unread = (files.problem_of(error).unread if group.rank == 0
+                  else isinstance(error, files.Unreadable))
+        fault, problem = UNREAD if unread else BAD, str(error)
     except ConfigError as error:
         wrong_model = str(error)
+    lacks = files.lacking(path) if group.rank == 0 and not fault else ""
+    # Told before all ask whether anybody has found a fault: behind that all of them know which.  A
+    # word is under way when the store took it; once it is read, it has arrived.
+    group.say("restore", [LACKS, lacks, node] if lacks else [fault, problem, node])
+    group.store.get(f"restore/{group.rank}")
     if group.any(bool(wrong_model)):
         raise ConfigError([wrong_model or "another rank: the checkpoint is of another model"])
-    if not group.any(bool(problem)):
+    if not group.any(bool(fault)):
         return step
-    problem = problem or "another rank read other bytes"
-    if group.rank == 0:
-        place = path
-        if path.exists():
-            place = files.quarantine(path, problem.partition(": ")[2])
-        elastic.report("checkpoint_bad", f"{path}: {problem}; moved to {place}")
-        elastic.bad_checkpoint(str(path), problem)
-    raise BadCheckpoint(f"{path}: {problem}")
+    words = group.all_say("restore")  # none where a rank is of the release before
+    with contextlib.suppress(RuntimeError):  # whoever leaves first takes the others' connections
+        group.meet("restore/told", TELL_S)
+    known = [one[1] for kind in (BAD, LACKS) for one in words if one[0] == kind]
+    if known or fault == BAD:
+        problem = known[0] if known else problem
+        if group.rank == 0:
+            place = _put_aside(path, problem.partition(": ")[2])
+            elastic.report("checkpoint_bad", f"{path}: {problem}; moved to {place}")
+            elastic.bad_checkpoint(str(path), problem)
+        raise BadCheckpoint(f"{path}: {problem}")
+    said = [f"rank {rank} on {one[2]}: {one[1]}" for rank, one in enumerate(words) if one[0]]
+    raise RestoreFailed(f"{path}: {said[0] if said else problem or 'another rank has no proof'}")
+
+
+def _put_aside(path: Path, why: str) -> Path:
+    """Where it lies from now on; a disk that takes no other name leaves it where it is."""
+    with contextlib.suppress(OSError):
+        return files.quarantine(path, why)
+    return path
 
 
 def read_into(path: Path, state: State) -> int:
@@ -306,10 +342,8 @@ def _proven(path: Path, file: str, listed: dict[str, Any]) -> bytes:
         raise files.CheckpointError(f"{files.MANIFEST}: does not list {file}")
     try:
         content = (path / file).read_bytes()
-    except FileNotFoundError:
-        raise files.CheckpointError(f"{file}: missing") from None
     except OSError as error:
-        raise files.CheckpointError(f"{file}: cannot be read: {error.strerror}") from None
+        raise files.not_read(file, error) from None
     files.check_file(path, listed[file], content)
     return content
 

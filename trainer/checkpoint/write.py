@@ -96,8 +96,9 @@ class Checkpoints:
         copy[:] = self._state.bytes(self._begin, self._end)
         place = self._place
         if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="checkpoint", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._work, name="checkpoint", daemon=True)
+            thread.start()  # a machine that refuses it may not do so the next time
+            self._thread = thread
         self._idle.clear()
         self._jobs.put(
             Job(place.generation, step, place.rank, place.world, place.run, self._entries, copy,
@@ -147,7 +148,7 @@ class Checkpoints:
             try:
                 if self._write(job, directory):
                     self.writes_s.append(time.monotonic() - begin)
-            except OSError as error:
+            except Exception as error:  # not the disk alone refuses, and the next one is tried
                 self._failed(job, directory, error)
             finally:
                 self._idle.set()
@@ -207,17 +208,19 @@ class Checkpoints:
             threading.Event().wait(min(POLL_S, left))
         return []
 
-    def _failed(self, job: Job, directory: Path, error: OSError) -> None:
-        # What was written of it is of no use, and may be what fills the disk.
-        for end in (".bin", ".json"):
+    def _failed(self, job: Job, directory: Path, error: Exception) -> None:
+        # What was written of it is of no use, and may be what fills the disk.  Below a marker it
+        # is part of a checkpoint, whatever failed behind that: readers count on it.
+        if not files.may_be_committed(directory):
+            for end in (".bin", ".json"):
+                with contextlib.suppress(OSError):
+                    (directory / (files.shard_name(job.rank, job.world) + end)).unlink()
             with contextlib.suppress(OSError):
-                (directory / (files.shard_name(job.rank, job.world) + end)).unlink()
-        with contextlib.suppress(OSError):
-            directory.rmdir() if job.rank == 0 else files.give_up_shard(
-                directory, job.rank, job.world)
+                directory.rmdir() if job.rank == 0 else files.give_up_shard(
+                    directory, job.rank, job.world)
         self.elastic.report(
             "checkpoint_failed",
-            f"checkpoint of step {job.step} in {self.root}: {error.strerror or error}; "
+            f"checkpoint of step {job.step} in {self.root}: {files.words(error)}; "
             f"training goes on, tried again in {self.options.every} steps",
         )
 

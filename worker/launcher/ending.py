@@ -166,9 +166,9 @@ class Ending:
         """The first failing rank, as torchrun's summary would name it."""
         failed: List[RankProcess] = [
             p for p in self.ranks.by_rank().values()
-            if p.ended and p.ended["code"] and not p.ended["by_us"]]
-        for process in sorted(failed, key=lambda p: p.ended["boot_s"] if p.ended else 0.0)[:1]:
-            ended = process.ended or {}
+            if p.over and p.over["code"] and not p.over["by_us"]]
+        for process in sorted(failed, key=lambda p: p.over["boot_s"] if p.over else 0.0)[:1]:
+            ended = process.over or {}
             how = "signal %s" % signal_name(ended["signal"]) if ended["signal"] else (
                 "exit code %d" % ended["code"])
             self.terminal.say(

@@ -59,7 +59,7 @@ def levels_of(
     """Everything that is, now."""
     ranks = [
         {"rank": p.rank, "local_rank": p.local_rank, "pid": p.child.pid, "generation": p.generation,
-         "state": p.state, "ended": p.ended, "parked": p.parked, "flight": p.flight[-12:],
+         "state": p.state, "ended": p.over, "parked": p.parked, "flight": p.flight[-12:],
          **({"place": p.place} if p.place else {})}
         for _, p in sorted(processes.by_rank().items())]
     return {

@@ -111,9 +111,9 @@ class LogWatch:
     def note_ends(self) -> None:
         """Who ended first: where lines carry no time, that is their order."""
         for process in self.ranks.processes:
-            if process.ended is not None and process.rank >= 0:
+            if process.over is not None and process.rank >= 0:
                 key = (process.generation, process.rank)
-                self.ended_s.setdefault(key, process.ended["boot_s"])
+                self.ended_s.setdefault(key, process.over["boot_s"])
 
     def places(self, generation: int) -> List[List[int]]:
         """[rank, begin and end in stdout.log, the same in stderr.log]; -1: as far as it goes."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 from .. import page as pages
@@ -65,6 +66,7 @@ class RankProcess:
         self.by_us = False
         self.parked: Optional[Dict[str, Any]] = None
         self.ended: Optional[Dict[str, Any]] = None
+        self.raised: Optional[Dict[str, Any]] = None  # as `ended`, of one that lives on
         self.flight: List[Any] = []
         self.place = ""  # its part in the trainer's strategy, in this generation
         self.rubbish = 0  # packets that made no sense
@@ -77,6 +79,11 @@ class RankProcess:
         if self.parked is not None:
             return "parked"
         return "running" if self.assigned else "starting"
+
+    @property
+    def over(self) -> Optional[Dict[str, Any]]:
+        """How its part in its generation ended, if it did by its own doing."""
+        return self.ended or self.raised
 
     def close(self) -> None:
         """Of a process that has ended; whoever watches its channel has let go of it."""
@@ -131,6 +138,12 @@ def place_environ(process: RankProcess, place: Place) -> Dict[str, str]:
         "WORLD_SIZE": world, "ROLE_WORLD_SIZE": world, "LOCAL_WORLD_SIZE": str(place.local_world),
         "GROUP_RANK": str(place.group), "GROUP_WORLD_SIZE": str(place.groups),
         "MASTER_ADDR": place.host, "MASTER_PORT": str(place.port)}
+
+
+def end_of(code: int, number: int, outcome: str, error: str, by_us: bool) -> Dict[str, Any]:
+    """What the agent is told of a process that has ended now (signal `number`), or of a rank."""
+    return {"code": code, "signal": number, "outcome": outcome, "error": error, "by_us": by_us,
+            "boot_s": time.clock_gettime(time.CLOCK_BOOTTIME), "wall_s": time.time()}
 
 
 def error_line(process: RankProcess, number: int) -> str:

@@ -18,12 +18,22 @@ from .. import exits
 from .. import page as pages
 from ..addresses import LOOPBACK, interface_environ
 from ..permit import Permit
-from ..rank import rank
+from ..rank import outcome, rank
 from ..rank import snapshot as snapshots
+from ..redact import redacted_head
 from ..wire import FDS_MAX, Packet, cut, pair
 from . import forking
 from .forking import Child, StoreChild
-from .process import Place, RankProcess, StartCommand, environ_of, error_line, place_environ
+from .process import (
+    ERROR_LIMIT,
+    Place,
+    RankProcess,
+    StartCommand,
+    end_of,
+    environ_of,
+    error_line,
+    place_environ,
+)
 from .run_state import RunState
 
 STANDBYS_LOST_MAX = 3  # standbys that died by themselves; then none is made any more
@@ -312,7 +322,8 @@ class RankProcesses:
         process.fields[pages.F_PERMIT] = command.permit_ns
         process.fields[pages.F_STOP_AFTER] = 0
         if self.spec.program.trainer:
-            process.parked, process.assigned = None, False
+            process.parked, process.raised, process.assigned = None, None, False
+            outcome.write_page(process.fields, "", 0)  # it raised in the generation before
             if process.ready:
                 self.assign(process)
         else:
@@ -399,6 +410,9 @@ class RankProcesses:
                     "reason": str(packet["reason"]), "shard": int(packet.get("shard", 0)),
                     "shards": int(packet.get("shards", 1)),
                     "ready": bool(packet.get("ready", False))}
+                if packet.get("error"):
+                    process.raised = end_of(1, 0, "exception", redacted_head(
+                        " ".join(str(packet["error"]).split()), ERROR_LIMIT), process.by_us)
                 self.break_generation(process)
             return None
         if kind == "snapshot":
@@ -529,13 +543,12 @@ class RankProcesses:
 
     def note_end(self, process: RankProcess, code: int, number: int) -> None:
         """The rank's own word where it left one; the wait status counts otherwise."""
-        outcome = pages.OUTCOMES[min(process.fields[pages.F_OUTCOME], len(pages.OUTCOMES) - 1)]
-        if outcome:
+        word = pages.OUTCOMES[min(process.fields[pages.F_OUTCOME], len(pages.OUTCOMES) - 1)]
+        if word:
             code, number = int(process.fields[pages.F_CODE]) & 0xFF, 0
-        process.ended = {
-            "code": code, "signal": number, "outcome": outcome,
-            "error": error_line(process, number), "by_us": process.by_us,
-            "boot_s": time.clock_gettime(time.CLOCK_BOOTTIME), "wall_s": time.time()}
+        # Who raised had ended then, whoever ended the process that stayed.
+        process.ended = process.raised or end_of(
+            code, number, word, error_line(process, number), process.by_us)
 
     def forget_ended(self) -> None:
         """Drops ended processes whose rank has a new one, and ended standbys."""

@@ -65,6 +65,8 @@ environment:
   HOLDFAST_CONFIG       the configuration of that agent
   HOLDFAST_AGENT_USER   whom the node's agent runs as (holdfast)
   HOLDFAST_ADDR         the address by which the other nodes reach this one
+  HOLDFAST_TEAM         whose job it is, as --team
+  HOLDFAST_QUEUED_AT    when it was queued, in seconds since 1970
 """
 
 

@@ -58,10 +58,10 @@ class WithoutAgent:
             numbers = tuple(range(state.spec.nproc))
             newest = max((c["generation"] for c in state.commits.values()), default=0)
             ranks.begin(StartCommand(newest + 1, numbers, (), len(numbers), self.resume(), [], 0))
-        failed = [p for p in ranks.by_rank().values() if p.ended is not None and p.ended["code"]]
+        failed = [p for p in ranks.by_rank().values() if p.over is not None and p.over["code"]]
         if failed and ranks.generation:
-            first = min(failed, key=lambda p: p.ended["boot_s"] if p.ended else 0.0)
-            code = first.ended["code"] if first.ended else 1
+            first = min(failed, key=lambda p: p.over["boot_s"] if p.over else 0.0)
+            code = first.over["code"] if first.over else 1
             state.end(code, "rank %d failed, and no agent answers that could restart it"
                       % first.rank)
 

@@ -35,8 +35,13 @@ def of_exception(error: BaseException) -> Tuple[str, int]:
     return "exception", 1
 
 
-def show(error: BaseException) -> None:
-    """What the interpreter would have printed for an exception that reached the top."""
+def show(error: BaseException, ends: bool = True) -> None:
+    """What the interpreter would have printed for an exception that reached the top.
+
+    `ends`: the process does too.  A hook of the user's is told of that alone: what one does at an
+    end (abort the others, close what it logs to, leave by os._exit) must not befall a rank that
+    goes on.
+    """
     if isinstance(error, SystemExit):
         if error.code is not None and not isinstance(error.code, int):
             print(error.code, file=sys.stderr)
@@ -45,7 +50,13 @@ def show(error: BaseException) -> None:
     here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # all of worker/
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(here):
         trace = trace.tb_next  # the reader's own lines only; ours are not at fault
-    sys.excepthook(type(error), error.with_traceback(trace), trace)
+    error = error.with_traceback(trace)
+    hook = sys.excepthook if ends else sys.__excepthook__
+    try:
+        hook(type(error), error, trace)
+    except Exception as failed:  # torch's own writes to a stderr that may be closed, or full
+        for each in (failed, error):  # the interpreter's own hook fails at no stream
+            sys.__excepthook__(type(each), each, each.__traceback__)
 
 
 def write_error_file(path: str, rank: int, error: BaseException) -> None:
@@ -78,9 +89,14 @@ def leave(fields: memoryview, outcome: str, code: int) -> None:
             threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
     finally:
-        for stream in (sys.stdout, sys.stderr):
-            try:
-                stream.flush()
-            except (OSError, ValueError, AttributeError):
-                continue  # closed, replaced or full: nothing is left to tell it to
+        flush()
         os._exit(code)
+
+
+def flush() -> None:
+    """Standard output and error, as far as they can be."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError, AttributeError):
+            continue  # closed, replaced or full: nothing is left to tell it to

@@ -109,8 +109,12 @@ class FakeElastic:
         self.send("ready")
         return self._next()
 
-    def park(self, step, torn, reason, meanwhile=None, shard=0, shards=1, ready=False):
-        self.send("parked", step, torn, reason, shard, shards, ready)
+    def raised(self, error):
+        self.send("raised", type(error).__name__, str(error))
+        return f"{type(error).__name__}: {error}"
+
+    def park(self, step, torn, reason, meanwhile=None, shard=0, shards=1, ready=False, error=""):
+        self.send("parked", step, torn, reason, shard, shards, ready, error)
         if meanwhile:
             meanwhile()
             self.send("left")
@@ -126,6 +130,10 @@ class FakeElastic:
             raise RuntimeError("[enforce fail at gloo/transport] made by the test")
         elif fault == "value":
             raise ValueError("the user's own")
+        elif fault == "connection":  # of the user's own, in words that a lost peer has too
+            raise RuntimeError("failed to connect to 10.0.0.3")
+        elif fault == "memory":
+            raise MemoryError("of this process")
         elif fault == "stop":
             self.send("stopping")
             os.kill(os.getpid(), signal.SIGSTOP)
@@ -357,7 +365,7 @@ class Launcher:
         elif message[0] == "step" and len(self.pool) < self.standby:
             self.pool.append(self.spawn())  # not before: it would take the recovery's cores
         elif message[0] == "parked":
-            self.ranks[rank][2] = message[1:7]
+            self.ranks[rank][2] = message[1:7]  # as Parked has them
             self.leave()
             self.replan()
 

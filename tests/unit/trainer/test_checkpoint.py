@@ -199,6 +199,58 @@ def test_a_shard_whose_writer_failed_is_not_waited_for(tmp_path, monkeypatch):
         one.close()
 
 
+def alone(tmp_path):
+    """One rank's checkpoints, without a model."""
+    options = load(None, ["checkpoint.wait_s=5", f"work_dir={tmp_path}"]).checkpoint
+    one = Checkpoints(options, tmp_path, Said(), dict)
+    one.join(SimpleNamespace(generation=1, rank=0, world=1, run="x"),
+             SimpleNamespace(rank=0, world=1, copies=(0,)), State())
+    return one
+
+
+@pytest.mark.parametrize("error", [
+    UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"), MemoryError(),
+    ValueError("Expecting value: line 1 column 1 (char 0)")])
+def test_whatever_one_checkpoint_fails_of_is_said_and_the_next_is_written(
+    tmp_path, monkeypatch, error
+):
+    """A package's METADATA that is no UTF-8, a table that is no JSON: not only the disk refuses."""
+    def fails(*_):
+        raise error
+
+    one = alone(tmp_path)
+    with monkeypatch.context() as broken:
+        broken.setattr(files, "commit", fails)
+        one.save(4)
+        assert one._idle.wait(20)
+    (said,) = one.elastic.reports
+    assert said[0] == "checkpoint_failed" and type(error).__name__ in said[1], said
+    one.save(8)
+    one.close()
+    assert one.elastic.commits == [8] and not one._thread.is_alive()
+    assert len(one.elastic.reports) == 1, "nothing was left out"
+
+
+def test_what_its_marker_stands_on_is_not_deleted_when_the_disk_fails_behind_it(
+    tmp_path, monkeypatch
+):
+    """The marker is given, and then its folder's entry is refused: whoever reads it finds all."""
+    sync, root = files.sync_directory, tmp_path / files.directory_name(4, 1)
+
+    def refused(path):
+        if (root / files.COMMIT).exists():
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        sync(path)
+
+    monkeypatch.setattr(files, "sync_directory", refused)
+    one = alone(tmp_path)
+    one.save(4)
+    one.close()
+    ((fault, text),) = one.elastic.reports
+    assert fault == "checkpoint_failed" and "Input/output error" in text
+    assert files.verify(root) == [] and not list(root.glob("*.failed"))
+
+
 def test_read_only_disk(tmp_path, small_disk):
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     result, said = run(tmp_path, root=small_disk / "c")

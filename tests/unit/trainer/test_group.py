@@ -6,6 +6,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import socket
 import sys
 import threading
 import types
@@ -233,6 +234,49 @@ def join_late(port, pipe, _):
     join(1, port, pipe)
 
 
+def prefetch_beside(port, pipe, _):
+    """A thread of the user's connects while this rank waits for one that prepares; tells whether
+    the connection lives when the group is cut: before that one came, and behind the joining."""
+    briefly_connecting()
+    server = socket.create_server(("127.0.0.1", 0))
+    waits = threading.Event()
+    groups, errors = [], []
+
+    def beside():
+        try:
+            joined(0, port)
+        except RuntimeError as error:
+            errors.append(error)
+
+    held = Group.__init__
+    Group.__init__ = lambda self, *given: (held(self, *given), groups.append(self))[0]
+    inside = dist.PrefixStore.wait
+    dist.PrefixStore.wait = lambda *given: (waits.set(), inside(*given))[1]
+    thread = threading.Thread(target=beside)
+    thread.start()
+    assert waits.wait(LIMIT_S)
+    theirs = socket.create_connection(server.getsockname())
+    accepted, _ = server.accept()
+    pipe.send("connected")
+    if pipe.recv() == "cut":
+        groups[0].cut()
+        thread.join(LIMIT_S)
+        pipe.send([type(error).__name__ for error in errors])
+    else:
+        thread.join(LIMIT_S)
+        groups[0].cut()
+        try:
+            dist.all_reduce(torch.zeros(NUMBERS))
+        except RuntimeError:
+            pipe.send("over")
+    accepted.settimeout(LIMIT_S)
+    try:
+        theirs.sendall(b"x")
+        pipe.send(accepted.recv(1))
+    except OSError as error:
+        pipe.send(str(error))
+
+
 @contextlib.contextmanager
 def started(*actions):
     """Two ranks in processes of their own."""
@@ -309,6 +353,19 @@ def test_threads_that_wait_for_transfers_end_with_the_group():
     with pair((count_threads, None), (speak, None)) as (_, pipes):
         pipes[1].send("go")
         assert said(pipes[0]) == 1 and said(pipes[0]) == 0
+
+
+def test_a_connection_of_the_users_own_is_cut_neither_while_we_wait_nor_behind_the_joining():
+    """The store's is, or who waits for a peer that prepares would wait on."""
+    with started((prefetch_beside, None)) as (_, pipes):
+        assert said(pipes[0]) == "connected"
+        pipes[0].send("cut")
+        assert [said(pipes[0]), said(pipes[0])] == [["DistNetworkError"], b"x"]
+    with started((prefetch_beside, None), (join_late, None)) as (_, pipes):
+        assert said(pipes[0]) == "connected"
+        pipes[0].send("join")
+        pipes[1].send("go")
+        assert [said(pipes[0]), said(pipes[0])] == ["over", b"x"]
 
 
 @pytest.mark.parametrize("what", [send, receive, broadcast, hook])

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from waiting import wait_for
 
 from holdfast.trainer.checkpoint import format as files
 from holdfast.trainer.checkpoint import read_back
@@ -52,6 +55,24 @@ def flip(folder: Path) -> None:
     shard.write_bytes(data)
 
 
+def test_a_thread_that_the_machine_refused_is_asked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process lives on behind that, and what it commits is to be read all the same."""
+    elastic = Elastic()
+    reader = ReadBack(elastic, 1e6)
+    first, second = (str(committed(tmp_path, step)) for step in (5, 10))
+    with monkeypatch.context() as refusing, pytest.raises(RuntimeError, match="new thread"):
+        refusing.setattr(threading.Thread, "start", refused)
+        reader.ask(first)
+    reader.ask(second)
+    wait_for(lambda: elastic.verified_paths == [first, second])
+
+
+def refused(_thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
 def test_what_reads_as_written_is_verified_once(tmp_path: Path) -> None:
     elastic = Elastic()
     reader = ReadBack(elastic, 1e6)
@@ -85,6 +106,70 @@ def test_one_that_was_deleted_meanwhile_is_nobodys_fault(tmp_path: Path) -> None
     reader.ask(str(folder))
     reader.finish(WAIT_S)
     assert elastic.verified_paths == [] and elastic.bad == []
+
+
+@pytest.mark.parametrize("error", [
+    OSError(errno.EIO, os.strerror(errno.EIO)), OSError(errno.ESTALE, os.strerror(errno.ESTALE)),
+    PermissionError(errno.EACCES, os.strerror(errno.EACCES)), MemoryError(), ValueError("odd")])
+def test_what_cannot_be_read_is_neither_verified_nor_bad_and_the_next_one_is_read(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elastic, verify = Elastic(), files.verify
+    first, second = committed(tmp_path, 5), committed(tmp_path, 10)
+
+    def refused(path: Path, pace: files.Pace) -> list[files.Problem]:
+        if path == first:
+            raise error
+        return verify(path, pace)
+
+    reader = ReadBack(elastic, 1e6)
+    with monkeypatch.context() as broken:
+        broken.setattr(files, "verify", refused)
+        for folder in (first, second):
+            reader.ask(str(folder))
+        reader.finish(WAIT_S)
+    assert elastic.verified_paths == [str(second)] and elastic.bad == []
+    ((fault, text),) = elastic.reports
+    assert fault == "checkpoint_failed" and str(first) in text and "not read back" in text
+    reader.ask(str(first))  # as the next rank 0 does
+    reader.finish(WAIT_S)
+    assert elastic.verified_paths == [str(second), str(first)]
+
+
+@pytest.mark.parametrize("file", ["", "COMMIT", "manifest.json", "shard-00000-of-00001.bin"])
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EACCES])
+def test_a_disk_that_refuses_to_be_read_has_not_shown_other_bytes(
+    number: int, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elastic, folder = Elastic(), committed(tmp_path, 5)
+    refuse_to_read(monkeypatch, folder / file, OSError(number, os.strerror(number)))
+    reader = ReadBack(elastic, 1e6)
+    reader.ask(str(folder))
+    reader.finish(WAIT_S)
+    assert elastic.verified_paths == [] and elastic.bad == []
+    assert [fault for fault, _ in elastic.reports] == ["checkpoint_failed"]
+    assert os.strerror(number) in elastic.reports[0][1]
+
+
+def refuse_to_read(monkeypatch: pytest.MonkeyPatch, place: Path, error: OSError) -> None:
+    """Whoever looks at `place` from now on gets this error, as of a mount whose server is gone."""
+    look = os.stat
+
+    def refused(path: int | str | os.PathLike[str], **more: bool) -> os.stat_result:
+        if not isinstance(path, int) and Path(path) == place:
+            raise error
+        return look(path, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "stat", refused)
+
+
+def test_a_file_that_is_gone_below_its_marker_is_a_fault(tmp_path: Path) -> None:
+    elastic, folder = Elastic(), committed(tmp_path, 5)
+    next(folder.glob("*.bin")).unlink()
+    reader = ReadBack(elastic, 1e6)
+    reader.ask(str(folder))
+    reader.finish(WAIT_S)
+    assert [path for path, _ in elastic.bad] == [str(folder)] and not folder.exists()
 
 
 def test_the_pace_is_kept_and_the_end_of_the_run_lifts_it(

@@ -20,6 +20,7 @@ from waiting import wait_for
 from holdfast.trainer.checkpoint import format as files
 from holdfast.trainer.config import load
 from holdfast.trainer.group import Group
+from holdfast.trainer.loop import _in_short, _reason
 
 STEPS = 12
 # Two ranks that get no further than step 4 before they are told to stop or to park.
@@ -240,6 +241,22 @@ def test_another_world_reads_the_checkpoint(tmp_path, world):
     assert {r.step for r in results.values()} == {STEPS}
 
 
+@pytest.mark.parametrize(
+    ("strategy", "worlds"), [("ddp", (1, 3, 4)), ("fsdp", (2, 3)), ("pipeline", (2, 4))])
+def test_the_loss_at_the_end_is_the_whole_steps_on_any_number_of_ranks(
+    tmp_path, strategy, worlds
+):
+    """And not the mean over what one rank computed of it."""
+    told = []
+    for world in worlds:
+        job = config(tmp_path / str(world), 5, "model=tiny:Still", f"strategy={strategy}",
+                     "checkpoint.every=0")
+        told.append({r.loss for r in Launcher(job, world, tmp_path).run().values()})
+    assert all(len(losses) == 1 for losses in told), told
+    assert [losses.pop() for losses in told[1:]] == pytest.approx(
+        [*told[0]] * (len(worlds) - 1), rel=1e-5)
+
+
 def test_another_model_is_the_users_error_and_keeps_the_checkpoint(tmp_path):
     newest, _ = commits(tmp_path)
     launcher = Launcher(config(tmp_path, 2, "model=tiny:OtherModel"), 2, tmp_path)
@@ -248,9 +265,66 @@ def test_another_model_is_the_users_error_and_keeps_the_checkpoint(tmp_path):
     assert files.verify(newest.path) == []
 
 
-def test_a_users_exception_ends_the_rank(tmp_path):
-    launcher = Launcher(config(tmp_path, 2), 2, tmp_path, {(1, 1, 3, "data"): "value"})
-    with pytest.raises(Lost, match="rank 1: ValueError: the user's own"):
+@pytest.mark.parametrize("where", ["data", "forward_backward", "optimizer", "step_begin"])
+def test_a_users_exception_is_left_behind_by_the_same_process(tmp_path, where):
+    launcher = run(tmp_path, 2, {(1, 1, 3, where): "value", (2, 0, 5, where): "value",
+                                 (3, 1, 6, where): "value"})
+    assert [e[1:5] for e in launcher.said("raised")] == [
+        (rank, "raised", "ValueError", "the user's own") for rank in (1, 0, 1)]
+    parked = [(e[1], e[9]) for e in launcher.said("parked")]
+    assert [one for one in parked if one[1]] == [
+        (rank, "ValueError: the user's own") for rank in (1, 0, 1)]
+    assert len(parked) == 6 and not launcher.said("died") and launcher.redone == 0
+
+
+def test_a_connection_of_the_users_own_that_fails_is_raised_and_a_lost_peer_is_shown(tmp_path):
+    """The traceback of whoever took an error for a lost peer is in its log, once."""
+    launcher = run(tmp_path, 2, {(1, 1, 3, "data"): "connection", (2, 0, 5, "data"): "gloo"})
+    assert [e[1:5] for e in launcher.said("raised")] == [
+        (1, "raised", "RuntimeError", "failed to connect to 10.0.0.3")]
+    assert not launcher.said("died")
+    log = launcher.log()
+    assert log.count("RuntimeError: [enforce fail at gloo/transport] made by the test\n") == 1
+    assert ("holdfast: an error that is taken for a lost peer's, continuing in the next generation:"
+            "\nTraceback (most recent call last):\n") in log and ", in _fault\n" in log
+    assert "failed to connect" not in log  # `raised` shows that, and the harness's does not
+
+
+def test_what_is_shown_of_a_lost_peer_is_bounded():
+    def deep(left):
+        if left:
+            deep(left - 1)
+        raise RuntimeError("x" * 99_999)
+
+    error = RuntimeError("y" * 99_999)
+    for _ in range(9):
+        try:
+            deep(50)
+        except RuntimeError as found:
+            found.__context__, error = error, found
+    text = _in_short(error)
+    assert text.count("Traceback") == 4 and len(text) < 30_000 and "in deep\n" in text
+
+
+def test_an_exception_in_the_middle_of_the_optimizer_leaves_nothing_torn(tmp_path):
+    launcher = run(tmp_path, 2, {(1, 1, 5, "torn"): "value"}, "model=faulty:Model")
+    assert (5, True) in [e[3:5] for e in launcher.said("parked")]
+    assert len(launcher.said("raised")) == 1 and not launcher.said("died")
+
+
+def test_a_secret_in_what_a_rank_raises_is_not_cut_before_it_is_known(tmp_path):
+    text = "x" * 280 + " https://alice:secret@store/bucket"
+    assert _reason(ValueError(text), "raised") == f"raised: {text}"  # park cuts, and redacts first
+
+
+@pytest.mark.parametrize(("faults", "error"), [
+    ({(1, 1, 3, "data"): "value", (2, 1, 3, "data"): "value"}, "ValueError: the user's own"),
+    ({(1, 1, 0, "startup"): "value"}, "ValueError: the user's own"),  # it never trained
+    ({(1, 1, 3, "data"): "memory"}, "MemoryError: "),
+], ids=["again", "joining", "memory"])
+def test_an_exception_ends_a_rank_that_it_may_come_from(tmp_path, faults, error):
+    launcher = Launcher(config(tmp_path, 2), 2, tmp_path, faults)
+    with pytest.raises(Lost, match=f"rank 1: {error}"):
         launcher.run()
 
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from holdfast.trainer.checkpoint import restore as restoring
+from holdfast.trainer.checkpoint.format import Problem
 from holdfast.trainer.engines.strategy import Layout, Place
 from holdfast.trainer.group import RestoreFailed
 from holdfast.trainer.standalone import Assignment
@@ -37,10 +38,10 @@ class Store(dict):
         return [self.get(key) for key in keys]
 
 
-def on_all(body):
-    """What `body(rank, group)` came to on each rank: nothing, or its exception."""
-    store, met, votes = Store(), threading.Barrier(WORLD, timeout=LIMIT_S), [False] * WORLD
-    found = [None] * WORLD
+def at_once(body):
+    """What `body(rank, any_of)` came to on each rank: nothing, or its exception.  `any_of` asks all
+    ranks, which ask equally often."""
+    met, votes, found = threading.Barrier(WORLD, timeout=LIMIT_S), [False] * WORLD, [None] * WORLD
 
     def one(rank):
         def any_of(mine):
@@ -51,14 +52,11 @@ def on_all(body):
             return said
 
         try:
-            body(rank, SimpleNamespace(
-                rank=rank, world=WORLD, store=store, any=any_of, layout=LAYOUT, shard=0,
-                copies=(0, 1)))
-        except RestoreFailed as error:
-            found[rank] = str(error)
+            body(rank, any_of)
         except Exception as error:  # a thread says it to nobody
-            found[rank] = repr(error)
-            met.abort()
+            found[rank] = error
+            if not isinstance(error, RestoreFailed):
+                met.abort()
 
     threads = [threading.Thread(target=one, args=(rank,)) for rank in range(WORLD)]
     for thread in threads:
@@ -66,6 +64,15 @@ def on_all(body):
     for thread in threads:
         thread.join(LIMIT_S)
     return found
+
+
+def on_all(body):
+    """What `body(rank, group)` came to on each rank: nothing, or its exception's words."""
+    store = Store()
+    found = at_once(lambda rank, any_of: body(rank, SimpleNamespace(
+        rank=rank, world=WORLD, store=store, any=any_of, layout=LAYOUT, shard=0, copies=(0, 1))))
+    return [str(one) if isinstance(one, RestoreFailed) else one if one is None else repr(one)
+            for one in found]
 
 
 def assignment(rank, kind, step=0):
@@ -185,7 +192,8 @@ def test_every_newcomer_gets_all_of_the_state_from_one_who_sends_it(holders, nee
 
 
 def test_a_damaged_checkpoint_that_is_passed_over_is_moved_away_and_told(monkeypatch):
-    bad = [(SimpleNamespace(path=f"/c/step-{step}"), f"step-{step}: no digest") for step in (9, 8)]
+    bad = [(SimpleNamespace(path=f"/c/step-{step}"), Problem(f"step-{step}", "no digest"))
+           for step in (9, 8)]
     told, moved = [], []
     monkeypatch.setattr(restoring.files, "newest_valid", lambda root: ((1, 7, "/c/step-7"), bad))
     monkeypatch.setattr(restoring.files, "quarantine",

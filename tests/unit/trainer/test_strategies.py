@@ -14,9 +14,10 @@ import torch
 import torch.distributed as dist
 from harness import Broken, Launcher, Lost
 
+from holdfast.trainer.breakable import Breakable
 from holdfast.trainer.checkpoint.restore import Held, agreed_step
 from holdfast.trainer.config import ConfigError, load
-from holdfast.trainer.engines.strategy import Layout, Place
+from holdfast.trainer.engines.strategy import Layout, Place, chain
 from holdfast.trainer.loop import Generation
 from holdfast.trainer.state import Rows, Spec, State
 
@@ -125,6 +126,59 @@ def test_whose_an_exception_is():
         own.put_into_words(CLOSED)
     with pytest.raises(ConfigError, match="raised RuntimeError: my mistake"):
         generation(broken=True, strategy=own.Gone()).leave()
+
+
+class Reads:
+    """A dataset of the user's."""
+
+    def __init__(self, load):
+        self.load = load
+
+    def __getitem__(self, index):
+        return self.load(index)
+
+
+@pytest.mark.parametrize("said", [
+    "failed to connect to 10.0.0.3", "Broken pipe", "Connection reset by peer", "Socket closed",
+    "TCPStore of mine", "no gloo/ here", "Connection closed by peer",
+])
+def test_what_a_users_own_code_says_of_its_own_connections_is_no_lost_peer(said):
+    """As a data class does, and whatever it makes of that, and where torch raises it again."""
+    def load(index):
+        raise RuntimeError(said)
+
+    def in_words():
+        try:
+            load(0)
+        except RuntimeError:
+            raise KeyError("row 7") from None
+
+    loader = torch.utils.data.DataLoader(Reads(load), sampler=[0])
+    again = torch._utils.ExceptionWrapper(
+        (RuntimeError, RuntimeError(said), None)).reraise
+    for code in (functools.partial(load, 0), in_words, lambda: next(iter(loader)), again):
+        with pytest.raises(Exception) as found:
+            code()
+        assert not any(map(generation().is_lost, chain(found.value)))
+    # Of a generation that is over it may be anything.
+    assert any(map(generation(broken=True).is_lost, chain(RuntimeError(said))))
+
+
+def test_what_a_call_into_the_group_says_is_a_lost_peer():
+    """Of torch's, of ours, and of gloo's without a frame of Python's; whatever words a strategy of
+    the user's has for it."""
+    def left():
+        Breakable.check(SimpleNamespace(over_s=0.0))
+
+    future = torch.futures.Future()
+    future.set_exception(RuntimeError("Socket closed"))
+    for code in (left, future.wait, functools.partial(own.fail, CLOSED)):
+        with pytest.raises(RuntimeError) as found:
+            code()
+        assert generation().is_lost(found.value), code
+        with pytest.raises(KeyError) as worded:
+            own.put_into_words(found.value)
+        assert any(map(generation().is_lost, chain(worded.value)))
 
 
 def test_both_ways_to_write_it(tmp_path):

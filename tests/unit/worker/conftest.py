@@ -18,6 +18,7 @@ import pytest
 from waiting import wait_for
 
 from holdfast.worker.launcher import forking, rank_processes, run_state, spec
+from holdfast.worker.launcher.process import StartCommand
 from holdfast.worker.wire import Channel
 
 HERE = Path(__file__).parent
@@ -97,3 +98,15 @@ def launchers(tmp_path, monkeypatch):
         for channel in [*one.peers.values(), *(p.channel for p in one.ranks.processes)]:
             channel.sock.close()
     assert not [p for one in made for p in one.ranks.living()]
+
+
+@pytest.fixture()
+def trainer(launchers):
+    """Two ranks of a trainer in generation 1, and a standby that is ready."""
+    one = launchers("train", "--nproc-per-node", "2", "--standby", "1")
+    one.ranks.prepare()
+    one.all_ready()
+    one.ranks.begin(StartCommand(1, (0, 1), (), 2, {"kind": "fresh"}, [], 0))
+    for process in one.ranks.living():
+        one.heard(process)
+    return one

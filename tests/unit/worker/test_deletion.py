@@ -8,8 +8,9 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from waiting import wait_for
 
-from holdfast.worker.launcher import forking
+from holdfast.worker.launcher import child_tasks, forking
 from holdfast.worker.launcher.child_tasks import ChildTasks
 from holdfast.worker.launcher.commands import Commands
 
@@ -76,6 +77,19 @@ def test_a_dead_mount_never_holds_the_launcher(tmp_path, monkeypatch):
     assert asked == [] and not launcher.tasks.running
     error = launcher.commands.outcomes[-1]["error"]
     assert error == "deleting checkpoints took too long and was ended"
+
+
+def test_a_child_that_has_answered_and_is_slow_to_go_has_answered(tmp_path, monkeypatch):
+    mine, foreign = checkpoint(tmp_path / "run/step-1"), checkpoint(tmp_path / "other/step-1")
+    launcher, reap = Root(tmp_path / "run", mine, foreign), forking.reap
+    monkeypatch.setattr(child_tasks, "REAP_TRIES", 2)
+    monkeypatch.setattr(forking, "reap", lambda pid: None)
+    refused = launcher.delete(mine, foreign)
+    assert "is no checkpoint of this run" in refused["error"]
+    assert launcher.delete(mine)["ok"] and not mine.exists()
+    assert len(launcher.tasks.left) == 2
+    monkeypatch.setattr(forking, "reap", reap)
+    wait_for(lambda: launcher.tasks.tend(0.0) or not launcher.tasks.left)
 
 
 def test_a_child_that_does_not_die_is_left_and_reaped_when_it_goes(monkeypatch):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import sys
 import threading
 import time
 
@@ -99,6 +101,45 @@ def test_a_rank_waits_for_a_generation_it_has_not_had(placed, monkeypatch):
         "0", "2", "127.0.0.1", "4711"]
 
 
+def test_what_a_rank_raises_is_said_as_at_its_end(placed, monkeypatch, capsys):
+    monkeypatch.setattr(elastic.faults, "flight_record", lambda since_ns: [[3, "x", ""]])
+    ends = []  # a hook of the user's is for the end of the process, and this one lives on
+    monkeypatch.setattr(sys, "excepthook", lambda *error: ends.append(error))
+    try:
+        raise ValueError("of the user's\ncode")
+    except ValueError as error:
+        line = elastic.raised(error)
+        said = capsys.readouterr().err
+        assert not ends
+        elastic.outcome.show(error)
+        assert [one[1] for one in ends] == [error]
+    assert line == "ValueError: of the user's\ncode"
+    assert said.startswith("Traceback") and said.endswith("ValueError: of the user's\ncode\n")
+    assert placed.heard() == {"t": "flight", "generation": 2, "entries": [[3, "x", ""]]}
+    view = pages.read_page(placed.fields)
+    assert (view.outcome, view.code) == ("exception", 1)
+    monkeypatch.setattr(placed.worker, "wait_assignment", lambda: None)
+    elastic.park(7, False, "raised: x", error=line)
+    assert placed.heard()["error"] == line
+    elastic.park(7, False, "peer_lost: x")
+    assert "error" not in placed.heard()
+
+
+def test_a_log_that_takes_nothing_more_hides_nothing_of_what_a_rank_raises(placed, monkeypatch):
+    class Full:
+        def write(self, text):
+            pass
+
+        def flush(self):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(elastic.faults, "flight_record", lambda since_ns: [])
+    monkeypatch.setattr(sys, "stdout", Full())
+    monkeypatch.setattr(sys, "stderr", None)
+    assert elastic.raised(KeyError("x")) == "KeyError: 'x'"
+    assert placed.heard()["t"] == "flight"
+
+
 def test_an_order_of_a_generation_before_is_no_place(placed, monkeypatch):
     """It came late: whoever took it would look for peers that are gone."""
     class Waits(Exception):
@@ -160,7 +201,7 @@ def test_whoever_is_told_to_leave_leaves_before_it_changes_a_weight(placed):
     assert cuts == [1] and elastic.broken()
     begun = placed.fields[pages.F_STEP_BEGIN]
     for call in (elastic.step_begin, lambda: elastic.phase("data")):
-        with pytest.raises(elastic.Broken, match="generation 2 is over"):
+        with pytest.raises(elastic.Broken, match="^generation is over$"):
             call()
     assert placed.fields[pages.F_STEP_BEGIN] == begun
     placed.worker.each_beat()  # a collective entered behind the first cut

@@ -37,6 +37,10 @@ class Rank:
         self.home, self.child = f"/logs/rank-{rank}", SimpleNamespace(pid=1000 + rank)
         self.__dict__.update(known)
 
+    @property
+    def over(self) -> dict[str, Any] | None:
+        return self.ended
+
     def ends(self, code: int, boot_s: float = 1.0, number: int = 0, error: str = "",
              by_us: bool = False) -> Rank:
         self.ended = {"code": code, "boot_s": boot_s, "signal": number, "error": error,

@@ -57,6 +57,7 @@ STARTERS = {
     "agent/store/own_etcd.py": "",
     "agent/system/child_probe.py": "collectors",
     "agent/system/die_with_parent.py": "",
+    "agent/system/systemd.py": "",
     "agent/telemetry/collectors.py": "collectors",
     "agent/telemetry/journalctl.py": "journalctl",
     "collectors/amd.py": "",

@@ -40,7 +40,7 @@ class Process:
 
     def __init__(self, rank, generation, ended_s=None):
         self.rank, self.generation, self.assigned = rank, generation, True
-        self.ended = None if ended_s is None else {"boot_s": ended_s}
+        self.ended = self.over = None if ended_s is None else {"boot_s": ended_s}
 
 
 class RankProcesses:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -95,6 +96,38 @@ def test_the_word_is_there_before_anything_that_can_hang(code, streams, page, tm
     assert lines == ([f"thread, {word}"] if code == 0 else []) + [f"exit, {word}"]
     if not streams:
         assert done.stdout == b"not flushed yet"
+
+
+class Full:
+    """A stderr on a full disk."""
+
+    def write(self, text):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    flush = write
+
+
+def by_hook(*error):
+    raise ValueError("the hook's own mistake")
+
+
+def through_stderr(*error):
+    sys.stderr.write("rank0: KeyError")  # as torch's does
+
+
+@pytest.mark.parametrize(("hook", "stream"), [
+    (by_hook, None), (by_hook, Full()), (through_stderr, None), (through_stderr, Full())])
+def test_a_hook_that_fails_ends_nobody(hook, stream, monkeypatch):
+    monkeypatch.setattr(sys, "excepthook", hook)
+    monkeypatch.setattr(sys, "stderr", stream)
+    outcome.show(KeyError("x"))
+
+
+def test_behind_a_hook_that_fails_both_errors_are_shown(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "excepthook", by_hook)
+    outcome.show(KeyError("the script's"))
+    shown = capsys.readouterr().err
+    assert shown.index("ValueError: the hook's own") < shown.index("KeyError: \"the script's\"")
 
 
 def test_the_error_file_is_torchs_and_the_first_one_stands(tmp_path, capsys):

@@ -47,18 +47,6 @@ def exists(pid):
     return Path(f"/proc/{pid}").exists()
 
 
-@pytest.fixture()
-def trainer(launchers):
-    """Two ranks of a trainer in generation 1, and a standby that is ready."""
-    one = launchers("train", "--nproc-per-node", "2", "--standby", "1")
-    one.ranks.prepare()
-    one.all_ready()
-    one.ranks.begin(command(1))
-    for process in one.ranks.living():
-        one.heard(process)
-    return one
-
-
 def shell(launchers, text, ranks="1"):
     return launchers("run", "--nproc-per-node", ranks, "--no-python", "sh", "-c", text)
 
