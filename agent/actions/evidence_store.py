@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from ..config.load import flatten
-from ..core.model import Incident
+from ..core.model import UNREADABLE, Incident
 from ..daemon.state import AgentState
 from ..evidence import bundle
 from ..system.side_thread import SideThread
@@ -90,7 +90,7 @@ def remove(folder: Path, forgotten: deque[Incident]) -> None:
             if kept.opened_wall_s == incident.opened_wall_s:
                 path.unlink()
                 path.with_suffix(".tar.gz").unlink(missing_ok=True)
-        except (FileNotFoundError, msgspec.DecodeError):
+        except (FileNotFoundError, *UNREADABLE):
             continue  # it never came there, or is somebody else's
 
 

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import msgspec
 
 from ..core.model import (
+    UNREADABLE,
     Delete,
     Doc,
     Effect,
@@ -435,7 +436,7 @@ class Performer:
         body = effect.body
         try:
             where = msgspec.json.decode(detail).get("where", "")
-        except (msgspec.DecodeError, RecursionError, AttributeError):
+        except (*UNREADABLE, AttributeError):
             return
         if isinstance(where, str) and where and len(self.where) < 4096:
             key = (getattr(body, "run"), getattr(body, "generation"), getattr(body, "rank"))

@@ -12,7 +12,7 @@ import time
 
 import msgspec
 
-from ..core.model import Effect, NodeOrder
+from ..core.model import UNREADABLE, Effect, NodeOrder
 from ..core.nodes.repair import RAN, REFUSED
 from ..daemon.state import AgentState
 from .evidence_store import EvidenceStore
@@ -105,7 +105,7 @@ async def _ask(path: str, line: bytes, of_device: bool) -> str:
         writer.close()
     try:
         answer = msgspec.json.decode(text, type=Answer)
-    except (msgspec.DecodeError, RecursionError):
+    except UNREADABLE:
         return f"{path}: the unit ended without an answer: see journalctl -u 'holdfast-node@*'"
     why = answer.error or "refused without a reason"
     return "" if answer.ok else f"{RAN} {why}" if answer.ran and of_device else why

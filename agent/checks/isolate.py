@@ -105,6 +105,8 @@ def run_all(calls: Iterable[Call], at_once: int) -> Iterator[Event]:
             if child.pid:
                 end_tree(child.pid)
             child.close()
+        if running:
+            _end_strays(before)  # one may have started something in the moment of its end
 
 
 def _started(child: _Child, running: list[_Child]) -> Iterator[Event]:

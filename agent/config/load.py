@@ -224,6 +224,11 @@ ENVIRONMENT = (
     ("HOLDFAST_CONFIG", "the configuration of private agents; by default none is read"),
     ("HOLDFAST_AGENT_USER", "name or uid that the node's agent runs as; by default `holdfast`. A "
      "run hands itself to root's, its own user's and this one's agent, and to no other"),
+    ("HOLDFAST_ADDR", "`holdfast run`, `train`: the address by which other nodes reach this one, "
+     "as `--local-addr`"),
+    ("HOLDFAST_TEAM", "whose job it is, as `--team`; else SLURM_JOB_ACCOUNT"),
+    ("HOLDFAST_QUEUED_AT", "when the job was queued, in seconds since 1970, for its time in the "
+     "queue"),
 )
 
 

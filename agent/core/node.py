@@ -23,6 +23,7 @@ from .model import (
     DEGRADED,
     FLEET,
     STORE,
+    UNREADABLE,
     WARN,
     Answer,
     Beat,
@@ -257,11 +258,10 @@ class Node:
         return sent
 
     def _gated(self, sent: tuple[Beat, ...], observed: Observed) -> tuple[Beat, ...]:
-        """With what the gate of each run has said."""
+        """With what the gate of each run has said, and which generations its name has had."""
         views = {view.run: view for view in observed.runs}
-        return tuple(
-            msgspec.structs.replace(one, held=self._case(one.run).gate.held(views[one.run]))
-            if one.run in views else one for one in sent)
+        return tuple(self._case(one.run).beat(one, views[one.run]) if one.run in views else one
+                     for one in sent)
 
     def _judge(self, context: Context, leaving: str, rests: bool) -> str:
         """One run's step, and what the run does now.
@@ -595,6 +595,6 @@ def _read_memory(name: str, memory: bytes) -> tuple[NodeMemory, registry.NodeWat
     try:
         kept = msgspec.json.decode(memory, type=NodeMemory) if memory else NodeMemory()
         return kept, registry.NodeWatch(name, kept.detectors)
-    except (msgspec.DecodeError, RecursionError):
+    except UNREADABLE:
         kept = NodeMemory()
         return kept, registry.NodeWatch(name, kept.detectors)

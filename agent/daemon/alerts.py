@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 import msgspec
 from msgspec.structs import replace
 
-from ..core.model import Alert, Answer, Plan, StoreWrite
+from ..core.model import UNREADABLE, Alert, Answer, Plan, StoreWrite
 from ..core.model.subject import run_subject
 from ..core.run.members import read_plan
 from ..store.base import Conflict, Store, StoreError
@@ -50,7 +50,7 @@ class Alerts:
         if doc.version != self._read[0]:
             try:
                 found = msgspec.json.decode(doc.body, type=tuple[Alert, ...])
-            except (msgspec.DecodeError, RecursionError) as error:
+            except UNREADABLE as error:
                 self._on_error("alerts", f"the store's document {KEY!r} is not readable: {error}")
                 found = ()
             self._read = doc.version, found

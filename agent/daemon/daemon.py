@@ -28,7 +28,16 @@ from ..actions.performer import Performer
 from ..config import child as config_child
 from ..config.load import ConfigError, Loaded, within_limit
 from ..config.runbooks import load_in_force
-from ..core.model import Decision, Now, Observed, Readings, Runbook, Settings, run_subject
+from ..core.model import (
+    UNREADABLE,
+    Decision,
+    Now,
+    Observed,
+    Readings,
+    Runbook,
+    Settings,
+    run_subject,
+)
 from ..core.nodes.labels import NodeLabels
 from ..core.run.state import Suspension
 from ..core.series.gradient_pace import GradientPace
@@ -569,7 +578,7 @@ def generation_of(body: bytes) -> int:
     """The generation in a run's document; 0 when there is none to be read."""
     try:
         plan = msgspec.json.decode(body)
-    except (msgspec.DecodeError, RecursionError):
+    except UNREADABLE:
         return 0
     generation = plan.get("generation", 0) if isinstance(plan, dict) else 0
     return generation if isinstance(generation, int) else 0

@@ -52,7 +52,8 @@ class OtherNodes:
         performer.elsewhere = self.carry_out
         self.starts = Starts(
             state.name, peers,
-            Runs(self._owner, operators.request, operators.done,
+            Runs(self._owner, self._is_served, lambda: state.snapshot.observed.store,
+                 operators.request, operators.done,
                  lambda *said: state.audit.refused(*said)))
 
     # ------------------------------------------------------------- asking for people
@@ -234,6 +235,11 @@ class OtherNodes:
         """Whose launcher of the run is here; None for nobody's."""
         session = self._state.launchers.session(run)
         return session.uid if session is not None else None
+
+    def _is_served(self, run: str) -> bool:
+        """Whether a launcher of the run is connected here."""
+        session = self._state.launchers.session(run)
+        return session is not None and session.connection is not None
 
     def _holder(self, run: str) -> str:
         """Who holds the run's lease, as the store says; "" for nobody."""

@@ -22,7 +22,8 @@ from msgspec import Meta
 from holdfast.worker.peers import user_name
 
 from ..core.actions import DRAIN
-from ..core.model import Request, run_subject
+from ..core.model import Request, StoreView, run_subject
+from .attempts import RUNS_MAX, Local, Run, Still, confirmed, judged
 
 STARTS = "starts"  # what agents ask one another
 START, END, LOOK = "start", "end", "look"
@@ -34,8 +35,9 @@ AWAY_S = 5.0  # between two questions of one `holdfast accept`, and it still cou
 BEGINS_S = 12.0  # for a launcher to begin; what begins later is ended
 AGAIN_S = 1.0  # an order that nobody confirmed is given again
 ANSWER_S = 3.0  # of another node's agent, which waits for nobody
+WITNESS_S = 2.0  # of another node's agent, of the runs there
 ASKED_AT_ONCE = 8  # of the agent's questions to others: those of the core come first
-RUNS_MAX, KEPT_MAX, PENDING_MAX, NODES_MAX = 64, 32, 4, 2048
+KEPT_MAX, PENDING_MAX, NODES_MAX = 32, 4, 2048
 ARGUMENTS_MAX, ENVIRONMENT_MAX = 64 << 10, 64 << 10  # bytes
 WORD_MAX = 32 << 10
 USERS_MAX = 256
@@ -45,7 +47,6 @@ LATE_MAX = 64
 Text = Annotated[str, Meta(max_length=WORD_MAX)]
 Short = Annotated[str, Meta(max_length=500)]
 Name = Annotated[str, Meta(min_length=1, max_length=128)]
-Run = Annotated[str, Meta(pattern="^[A-Za-z0-9._-]{1,48}$")]
 
 
 class Order(msgspec.Struct, forbid_unknown_fields=True):
@@ -71,7 +72,8 @@ class Order(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Launched(msgspec.Struct, forbid_unknown_fields=True):
-    """A launcher that `holdfast accept` started, or did not."""
+    """A launcher that `holdfast accept` started, or did not; `queued` by its own word: it is kept
+    from before, and begins again once it is known that its run goes on."""
 
     id: Annotated[str, Meta(max_length=64)]
     run: Run
@@ -133,17 +135,23 @@ class Accepting:
         async with self.changed:
             self.changed.notify_all()
 
-    def says(self, said: Waiting) -> list[Order]:
-        """Takes its word of what it started; returns the orders that are confirmed by it."""
+    def says(self, said: Waiting) -> list[tuple[str, str, str]]:
+        """Takes its word of what it started; returns id, run and by whom of what began by it."""
         if said.count <= self.count:
             return []
+        before = self.launched
         self.count, self.launched = said.count, {one.id: one for one in said.runs}
-        confirmed = [self.pending.pop(id).order for id in self.launched if id in self.pending]
+        confirmed = [(id, self.pending[id].order.run, self.pending.pop(id).order.by)
+                     for id in self.launched if id in self.pending]
+        confirmed += [
+            (id, one.run, "`holdfast accept`, which kept the order")
+            for id, one in self.launched.items()
+            if one.state == RUNNING and id in before and before[id].state == QUEUED]
         for id in self.late.keys() & self.launched.keys():
             self.ends[id] = -math.inf
             del self.late[id]
         self.ends = {id: at_s for id, at_s in self.ends.items()
-                     if id in self.launched and self.launched[id].state == RUNNING}
+                     if id in self.launched and self.launched[id].state in (QUEUED, RUNNING)}
         return confirmed
 
     def expire(self) -> None:
@@ -179,7 +187,7 @@ class Accepting:
                 return Launched(id, run, QUEUED)
         rows = [each for each in self.launched.values() if each.run == run]
         for each in rows:
-            if each.state == RUNNING:
+            if each.state in (RUNNING, QUEUED):
                 return each
         for id, name in self.late.items():
             if name == run:
@@ -198,10 +206,13 @@ class Nodes(Protocol):
 
 class Runs(NamedTuple):
     """What this part needs of the agent's own: whose launcher of a run is here (None: nobody's),
-    the core's queue of requests, False where it is full, the journal, and what writes down that a
-    user (uid, what, why, example) asked for another's."""
+    whether one serves it now, what the store says, the core's queue of requests, False where it is
+    full, the journal, and what writes down that a user (uid, what, why, example) asked for
+    another's."""
 
     owner: Callable[[str], int | None]
+    is_served: Callable[[str], bool]
+    store: Callable[[], StoreView]
     request: Callable[[Request], bool]
     record: Callable[[Request], None]
     refused: Callable[[int, str, str, str], None]
@@ -228,8 +239,8 @@ class Starts:
             one = self._users[uid] = Accepting(said.life)
             self._forget()
         self._users.move_to_end(uid)
-        for order in one.says(said):
-            self._write(START, order.id, order.run, order.by)
+        for id, run, by in one.says(said):
+            self._write(START, id, run, by)
         one.seen_s = time.monotonic()
         if not said.wait_s:
             return []
@@ -247,6 +258,34 @@ class Starts:
                 one.poll, one.seen_s = None, time.monotonic()
         return one.due(take=True) if last and not gone() else []
 
+    async def still(self, uid: int, asked: Still) -> dict[str, Any]:
+        """Whether the attempts of which this user's `holdfast accept` has orders still go on."""
+        store = self._runs.store()
+        found = {one.run: judged(one, uid, store, Local(
+            self._node, self._runs.is_served(one.run))) for one in asked.runs}
+        witnesses = sorted({one.witness for one in found.values()} - {""})
+        places = asyncio.Semaphore(ASKED_AT_ONCE)
+        said = dict(zip(witnesses, await asyncio.gather(*(
+            self._status_of(name, places) for name in witnesses)), strict=True))
+        rows = {}
+        for run, one in found.items():
+            if one.witness:
+                try:
+                    one = confirmed(one, run, uid, said[one.witness])
+                except (LookupError, TypeError, ValueError, AttributeError):
+                    one = confirmed(one, run, uid, None)  # of another release, perhaps
+            rows[run] = {"state": one.state, "attempt": one.attempt, "text": one.text}
+        return {"node": self._node, "runs": rows}
+
+    async def _status_of(self, name: str, places: asyncio.Semaphore) -> dict[str, Any] | None:
+        if self._peers is None:
+            return None
+        try:
+            async with places:
+                return await self._peers.ask(name, {"what": "status"}, WITNESS_S)
+        except (ConnectionError, LookupError, TypeError, ValueError):
+            return None
+
     def _forget(self) -> None:
         for uid in [uid for uid, one in self._users.items() if not one.is_here()]:
             if len(self._users) > USERS_MAX:
@@ -260,8 +299,9 @@ class Starts:
     async def _start(self, uid: int, order: Order) -> Launched:
         one = self._accepting(uid)
         known = one.of(order.run)
-        if self._runs.owner(order.run) is not None or (
-                known is not None and known.state in (QUEUED, RUNNING)):
+        # An order that is only kept there gives way: nothing of it runs.
+        if self._runs.owner(order.run) is not None or known is not None and (
+                known.state == RUNNING or known.id in one.pending):
             raise Refusal(f"run {order.run} goes on here already")
         going_on = sum(each.state == RUNNING for each in one.launched.values())
         if going_on >= RUNS_MAX or len(one.pending) >= PENDING_MAX:
@@ -276,7 +316,7 @@ class Starts:
         one = self._users.get(uid)
         found = one.of(run) if one is not None and one.is_here() else None
         if one is not None and found is not None and found.state in (QUEUED, RUNNING):
-            if found.state == QUEUED:
+            if found.id in one.pending:
                 one.withdraw(found.id)
             else:
                 one.ends.setdefault(found.id, -math.inf)

@@ -15,7 +15,7 @@ import msgspec
 from holdfast.worker import exits
 
 from ..core.ledger import CATEGORIES, WORKING
-from ..core.model import RunView
+from ..core.model import UNREADABLE, RunView
 from ..system.procfs import process_alive
 from .journal import Count, JobRecord
 
@@ -201,7 +201,7 @@ def read_jobs(bodies: Iterable[bytes]) -> list[Job]:
     for body in bodies:
         try:
             found.append(msgspec.json.decode(body, type=Job))
-        except (msgspec.DecodeError, RecursionError):
+        except UNREADABLE:
             continue
     return found
 

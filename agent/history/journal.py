@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ..core.actions import outlives_node
-from ..core.model import Effect, Incident
+from ..core.model import UNREADABLE, Effect, Incident
 from ..store.sqlite import open_database
 from ..system.side_thread import tell
 from .retention import INCIDENTS_MAX, mended, prune
@@ -480,7 +480,7 @@ def incidents_in(database: sqlite3.Connection) -> tuple[Incident, ...]:
     for (body,) in database.execute(
         "SELECT body FROM incidents ORDER BY opened_wall_s DESC LIMIT ?", (INCIDENTS_MAX,)
     ):
-        with contextlib.suppress(msgspec.DecodeError, RecursionError):
+        with contextlib.suppress(*UNREADABLE):
             found.append(msgspec.json.decode(body, type=Incident))
     return tuple(found)
 

@@ -16,7 +16,7 @@ from urllib.parse import quote
 import msgspec
 
 from ..core.ledger import Ledger
-from ..core.model import Incident
+from ..core.model import UNREADABLE, Incident
 from ..store.base import StoreError
 from ..store.sqlite import APPLICATION_ID
 from ..system.regular import open_regular
@@ -81,7 +81,7 @@ def _ledger(database: sqlite3.Connection) -> Ledger:
     row = database.execute("SELECT body FROM memory").fetchone()
     try:
         return msgspec.json.decode(row[0], type=_Memory).ledger if row else Ledger()
-    except (msgspec.DecodeError, RecursionError):
+    except UNREADABLE:
         return Ledger()
 
 

@@ -14,7 +14,7 @@ import msgspec
 
 from holdfast.worker import redact
 
-from ..core.model import Amount, Commit, Ended, Parked, Seconds, SnapshotView, Whole
+from ..core.model import UNREADABLE, Amount, Commit, Ended, Parked, Seconds, SnapshotView, Whole
 
 PROTOCOL = 1
 PACKET_MAX_BYTES = 65536
@@ -215,7 +215,7 @@ def _told(value: Any, key: str = "") -> Any:
     if key == "detail" and value.startswith("{"):  # evidence, and what the log child found
         try:
             return msgspec.json.encode(_told(msgspec.json.decode(value))).decode()
-        except (msgspec.DecodeError, RecursionError, ValueError):
+        except (*UNREADABLE, ValueError):
             return redact.redacted(value)
     return redact.redacted(value)
 

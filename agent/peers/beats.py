@@ -16,10 +16,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from ..core.model import UNREADABLE
 from ..system.clocks import boot_s
 from . import transport
 from .choice import LINES_MAX, Choice, choice
-from .conversation import GONE_S, Conversation, Listener, Told, Way, Word
+from .conversation import GONE_S, PING_S, Conversation, Listener, Told, Way, Word
 from .kernel_questions import KernelQuestions
 
 SEND_S = 2.0  # who takes nothing for this long is connected anew
@@ -82,13 +83,13 @@ class Line(Way):
             self.is_up, self.problem, self.refusal = True, "", ""
             self.begin()
             while True:
-                message = packed(peers.word_for(self.name, time.monotonic()))
-                async with asyncio.timeout(SEND_S):
-                    await channel.send(message)
                 self.wake.clear()
+                word = peers.word_for(self.name, time.monotonic())
+                async with asyncio.timeout(SEND_S):
+                    await channel.send(packed(word))
                 # wait_for of Python 3.11 forgets that it was cancelled where it was just woken.
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(peers.ping_s()):
+                    async with asyncio.timeout(PING_S * word.every):
                         await self.wake.wait()
         finally:
             channel.close()
@@ -100,7 +101,7 @@ class Line(Way):
 def packed(word: Word) -> dict[str, Any]:
     """A word as it stands on the wire."""
     message = {"n": word.number, "ack": word.ack, "from": word.instance, "to": word.to,
-               "silent": word.silent}
+               "silent": word.silent, "every": word.every}
     if word.told is not None:
         message |= {"told": msgspec.json.encode(word.told).decode(), "news": word.is_news}
     return message
@@ -113,8 +114,9 @@ def unpacked(message: dict[str, Any]) -> Word:
         return Word(
             int(message["n"]), int(message["ack"]), str(message["from"]), str(message["to"]),
             [str(one) for one in message["silent"][:LINES_MAX]],
-            msgspec.json.decode(text, type=Told) if text else None, bool(message.get("news")))
-    except (KeyError, TypeError, msgspec.DecodeError, RecursionError) as error:
+            msgspec.json.decode(text, type=Told) if text else None, bool(message.get("news")),
+            int(message.get("every", 0)))
+    except (KeyError, TypeError, *UNREADABLE) as error:
         raise ValueError(f"no message of an agent's: {error}") from error
 
 
@@ -192,7 +194,7 @@ class Peers(Conversation[Line]):
         for name in self.choice.wanted:
             if name not in self.lines:
                 self.lines[name] = Line(self, name, self.addresses[name])
-        self.detector.watch(self.lines)
+        self.watch()
         self._questions.keep(self.lines)
         self.forget(self.addresses)
 
@@ -205,8 +207,8 @@ class Peers(Conversation[Line]):
 
     def long_silent(self) -> list[str]:
         """Nodes without a word for GONE_S of this observer's own ticks."""
-        ticks = GONE_S / self.ping_s()
-        return [name for name, peer in self.detector.peers.items() if peer.missed > ticks]
+        return [name for name, peer in self.detector.peers.items()
+                if peer.missed * peer.every * PING_S > GONE_S]
 
     def hosts_lost(self) -> set[str]:
         """Where the nodes are that are lost now."""

@@ -14,14 +14,19 @@ from typing import Any, Generic, Protocol, TypeVar
 import msgspec
 
 from ..core.model import Beat
-from .choice import LINES_MAX
+from .choice import LINES_MAX, NEAR, near
 from .failure_detector import FailureDetector
 
 PING_S = 0.1
+FAR_MOST_S = 2.0  # between two words
+OLD_LINES = 16  # releases that do not say when they speak again do after 1 / 16 s for each
+EVERY_MAX = LINES_MAX // OLD_LINES  # ticks between two words that are believed
+NODES_MAX = 2 * LINES_MAX  # of which something is kept
 BEATS_MAX = 4 * LINES_MAX
 GONE_S = 600.0  # a node that was not heard of for so long, and is nowhere any more, is forgotten
 PINGS_KEPT = 64  # whose answers may still come
 SLOW_LEASES = 0.2  # of a lease between two beats without news
+FAR_LEASES = 0.2  # and between two words: the beat after one that a word missed is not stale yet
 BACK_LEASES = 2.0  # a new agent has its node's launchers again by then, or its node is lost by age
 
 
@@ -52,6 +57,7 @@ class Word(msgspec.Struct):
     silent: Sequence[str]  # whom it does not reach
     told: Told | None = None
     is_news: bool = False
+    every: int = 0  # ticks of PING_S until the next one, at most; 0 = it does not say
 
 
 class Listener(Protocol):
@@ -119,29 +125,50 @@ class Conversation(Generic[AnyWay]):
         self.news_number = 0
         self.instances: dict[str, str] = {}  # of the others, as they said last
         self.lines: dict[str, AnyWay] = {}  # to those that this one keeps in touch with
+        self.near: frozenset[str] = frozenset()  # of these
         self.lost: frozenset[str] = frozenset()
         self._news: tuple[object, ...] = ()
-        self._beats: dict[tuple[str, str], Beat] = {}
+        self._beats: dict[str, dict[str, Beat]] = {}  # node -> run -> beat
+        self._count = 0  # of them
         self._known: dict[str, dict[str, int]] = {}  # node -> run -> generation
+        self._endpoints: dict[str, tuple[Endpoint, ...]] = {}  # node -> as it tells them now
         self._spoken: dict[str, tuple[str, frozenset[str]]] = {}  # node -> life, runs told of last
 
-    def ping_s(self) -> float:
-        """Among many, each is pinged less often: what one node sends stays bounded."""
-        return PING_S * max(1.0, len(self.lines) / 16)
+    def every(self, name: str) -> int:
+        """Ticks of PING_S between two words to this node.  Of many the near ones get one as often
+        as of few, which tells soon who dies; the others get theirs the more seldom the more they
+        are, but often enough that their beats are fresh and their permits stand."""
+        return 1 if name in self.near else self.far_every()
+
+    def far_every(self) -> int:
+        far_s = min(PING_S * len(self.lines) / NEAR, FAR_LEASES * self.lease_s(), FAR_MOST_S)
+        return max(1, int(far_s / PING_S + 0.01))
+
+    def watch(self) -> None:
+        """To be called when the connections are others."""
+        before, self.near = self.near, frozenset(near(self.name, self.lines))
+        self.detector.watch(self.lines, self._old_every())
+        for name in self.near - before if before else ():
+            self.lines[name].urge()  # it waits for longer than it has to
+
+    def _old_every(self) -> int:
+        return max(1, -(-len(self.lines) // OLD_LINES))
 
     def forget(self, present: Collection[str]) -> None:
-        """What nodes said that are nowhere any more, and were not heard of for long."""
+        """What nodes said that are nowhere any more, once their last beat is old."""
         old_s = self.boot_s() - GONE_S
-        for key, beat in list(self._beats.items()):
-            if key[0] not in present and beat.boot_s < old_s:
-                del self._beats[key]
-                for kept in (self._known, self.instances, self._spoken):
-                    kept.pop(key[0], None)
+        for name in self.instances.keys() - set(present):
+            beats = self._beats.get(name, {})
+            if all(beat.boot_s < old_s for beat in beats.values()):
+                self._count -= len(beats)
+                for kept in (self._beats, self._known, self.instances, self._spoken,
+                             self._endpoints):
+                    kept.pop(name, None)
 
     # ------------------------------------------------------------- who is silent
 
     def tick(self) -> None:
-        """To be called each `ping_s`; asks the kernels of those that are silent."""
+        """To be called each PING_S; asks the kernels of those that are silent."""
         for name in self.detector.tick():
             self.ask_kernel(name)
         self._judge()
@@ -152,15 +179,17 @@ class Conversation(Generic[AnyWay]):
 
     def kernel_said(self, name: str, answers: bool | None) -> None:
         """None: it could not be asked."""
+        before = self.detector.unreachable()
         if answers is not None:
             self.detector.probed(name, answers)
         self._judge()
-        for other in self.lines.values():
-            other.urge()  # a second observer waits for this node's word
+        if self.detector.unreachable() != before and self.detector.accusers(name) < NEAR:
+            for other in self.lines.values():
+                other.urge()  # a second observer waits for this node's word
 
     def _judge(self) -> None:
         lost = self.detector.lost()
-        if lost != self.lost:
+        if lost is not self.lost and lost != self.lost:
             new, self.lost = lost - self.lost, lost
             self.listener.nodes_lost(new)
 
@@ -183,7 +212,7 @@ class Conversation(Generic[AnyWay]):
         way.number += 1
         way.sent.append((way.number, self.boot_s()))
         word = Word(way.number, way.heard_number, self.instance, self.instances.get(name, ""),
-                    self.detector.unreachable())
+                    self.detector.unreachable(), every=self.every(name))
         if is_news or now_s - way.told_at_s > SLOW_LEASES * self.lease_s():
             way.news_number, way.told_at_s = self.news_number, now_s
             word.told, word.is_news = self.told, is_news
@@ -194,8 +223,14 @@ class Conversation(Generic[AnyWay]):
     def heard(self) -> tuple[Beat, ...]:
         """The newest beat of each node and run, those of lost nodes marked."""
         return tuple(
-            msgspec.structs.replace(beat, lost=True) if beat.node in self.lost else beat
-            for beat in self._beats.values())
+            msgspec.structs.replace(beat, lost=True) if node in self.lost else beat
+            for node, beats in self._beats.items() for beat in beats.values())
+
+    def endpoint(self, run: str) -> Endpoint | None:
+        """The newest of this run that a node tells now, and that is not lost."""
+        told = (one for name, endpoints in self._endpoints.items() if name not in self.lost
+                for one in endpoints if one.run == run)
+        return max(told, key=lambda one: one.generation, default=None)
 
     def answered_s(self, name: str, run: str, generation: int) -> float:
         """When the newest ping left that this node has answered (CLOCK_BOOTTIME); 0.0 where it has
@@ -207,8 +242,12 @@ class Conversation(Generic[AnyWay]):
 
     def take(self, name: str, word: Word) -> None:
         """A node's word came."""
+        known = name in self.instances or name in self.lines
+        if not known and len(self.instances) >= NODES_MAX:
+            return  # until `forget` has made room
         self.instances[name] = word.instance
-        self.detector.heard(name, word.silent)
+        every = min(word.every, EVERY_MAX) if word.every > 0 else self._old_every()
+        self.detector.heard(name, word.silent, every)
         if word.told is not None:
             self._keep(name, word.told)  # before its answer counts: it may know of something newer
         line = self.lines.get(name)
@@ -228,11 +267,18 @@ class Conversation(Generic[AnyWay]):
         life = self.instances.get(name, "")
         before, runs = self._spoken.get(name, ("", frozenset()))
         self._known[name] = dict(told.known[:BEATS_MAX])
+        self._endpoints.pop(name, None)
+        if told.endpoints:
+            self._endpoints[name] = told.endpoints[:BEATS_MAX]
         old_s = now_s - BACK_LEASES * self.lease_s()
-        for key, kept in list(self._beats.items()):
-            if key[0] == name and (kept.boot_s < old_s or life == before and key[1] in runs):
-                del self._beats[key]
+        had = self._beats.pop(name, {})
+        kept = {run: beat for run, beat in had.items()
+                if beat.boot_s >= old_s and not (life == before and run in runs)}
+        room = BEATS_MAX - self._count + len(had)
         for beat in told.beats:
-            if beat.node == name and len(self._beats) < BEATS_MAX:
-                self._beats[name, beat.run] = msgspec.structs.replace(beat, boot_s=now_s)
+            if beat.node == name and (beat.run in kept or len(kept) < room):
+                kept[beat.run] = msgspec.structs.replace(beat, boot_s=now_s)
+        self._count += len(kept) - len(had)
+        if kept:
+            self._beats[name] = kept
         self._spoken[name] = life, frozenset(beat.run for beat in told.beats[:BEATS_MAX])

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from ..core.model import UNREADABLE
 from .beats import Address
 
 FILE = "peers.json"
@@ -31,7 +32,7 @@ def read(path: Path, cluster: str, by: str) -> Remembered:
     try:
         with open(path, "rb") as file:
             found = msgspec.json.decode(file.read(FILE_MAX_BYTES), type=Remembered)
-    except (OSError, msgspec.DecodeError, RecursionError):
+    except (OSError, *UNREADABLE):
         return Remembered()
     is_ours = bool(cluster) and (found.cluster, found.by) == (cluster, by)
     return found if is_ours else Remembered()

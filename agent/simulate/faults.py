@@ -83,11 +83,18 @@ def rank_killed(cluster: Cluster, u: float, v: float) -> None:
 
 
 def rank_exited(cluster: Cluster, u: float, v: float) -> None:
-    """An exception that comes once (v chooses its step's text)."""
+    """An exception that comes once (v chooses its text, and whether its process lives on)."""
     rank = pick_rank(cluster, u)
     if rank is not None and rank.moves():  # a rank that stands still raises nothing
         _say(cluster, rank.machine.name, "rank %d raises", rank.rank)
-        _end(cluster, rank, Ended(1, outcome="exception", error=f"OSError: shard {int(v * 99)}"))
+        error = f"OSError: shard {int(v * 99)}"
+        if v < 0.5:
+            _end(cluster, rank, Ended(1, outcome="exception", error=error))
+            return
+        cluster.struck += 1
+        for job, each in cluster.ranks():
+            if each is rank:
+                job.raises(rank, error)
 
 
 def rank_hung(cluster: Cluster, u: float, v: float) -> None:

@@ -41,6 +41,8 @@ class Rank:
     ended_s: float = 0.0
     parked: Parked | None = None
     held: Origin = (0, 0)  # the state in memory, by lineage
+    raised_at: int = -1  # the step in which its own code raised last, and it lived on
+    ended_steps: int = 0  # what a trainer's page shows: the last step that this process ended
     gang: Gang | None = None
 
     def moves(self) -> bool:
@@ -172,6 +174,8 @@ class Job:
         # A script's own state is not in the folder that its run was moved to.
         self.best = max(self.best, origin[1])
         for rank in gang.ranks.values():
+            if rank.parked is None:  # its process is new: it did no step yet
+                rank.raised_at, rank.ended_steps = gang.step, 0
             rank.state, rank.parked, rank.step = RUN, None, gang.step
             rank.moved_s, rank.held = self.loop.now_s, (gang.generation, gang.step)
             rank.skipped_at = 0
@@ -238,13 +242,14 @@ class Job:
             return
         if gang.step + 1 == self.bug_step:
             self.bug_hits.append(gang.generation)
-            self.end(ranks[0], Ended(1, outcome="exception", error="ValueError: bad sample"))
+            self.raises(ranks[0], "ValueError: bad sample")
             return
         gang.step += 1
         gang.peak = max(gang.peak, gang.step)
         now = self.loop.now_s
         for rank in ranks:
             rank.step, rank.moved_s, rank.held = gang.step, now, (gang.generation, gang.step)
+            rank.ended_steps = gang.step
         self.on_step(self, gang)
         if gang.step > self.best:
             self.best = gang.step
@@ -301,6 +306,21 @@ class Job:
             self.loop.note(self.name, "commit gen %d step %d", gang.generation, step)
         return made
 
+    def raises(self, rank: Rank, error: str) -> None:
+        """Its own code does.  A trainer's process lives on, unless it has done no step since it did
+        so before."""
+        stays = self.grade == TRAINER and rank.state == RUN and rank.step > rank.raised_at
+        if not stays:
+            return self.end(rank, Ended(1, outcome="exception", error=error))
+        rank.raised_at, machine = rank.step, rank.machine
+        rank.ended = Ended(
+            1, outcome="exception", error=error, boot_s=machine.boot_s(),
+            wall_s=machine.now().wall_s)
+        self.harm(rank.generation, rank.pid)
+        self.ends.setdefault(rank.generation, set()).add("raised")
+        self.loop.note(self.name, "rank %d gen %d raised: %s", rank.rank, rank.generation, error)
+        self.park(rank, f"raised: {error}")
+
     def end(self, rank: Rank, how: Ended) -> None:
         """The process of `rank` is over; abnormally, it takes its generation with it."""
         if rank.state == END:
@@ -343,7 +363,7 @@ class Job:
         rank.state = PARK
         rank.parked = Parked(step=rank.step, torn=torn, reason=why)
         if rank.gang is not None:
-            self.break_gang(rank.gang, None, why, whole)
+            self.break_gang(rank.gang, rank if rank.ended else None, why, whole)
         self.on_level(self)
 
     def newest(self) -> Gang | None:

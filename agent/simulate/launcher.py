@@ -115,13 +115,15 @@ class Launcher:
             phase = "collective" if blocked else "forward_backward"
         return RankView(
             rank=rank.rank, node=self.machine.name, pid=rank.pid, generation=rank.generation,
-            state=rank.state, step=rank.step, phase="startup" if rank.state == START else phase,
+            state=rank.state, step=rank.ended_steps if known else rank.step,
+            phase="startup" if rank.state == START else phase,
             still_s=still_s, beat_age_s=beat_age_s,
             proc_state=_proc_state(rank),
             stopped_s=now_s - rank.stopped_at_s if stopped else 0.0,
             active=rank.moves() and not blocked,
             seq=((0, 8 * rank.step + 4 - behind),), step_seq=ends,
-            step_time_s=self.job.step_s if rank.step else 0.0, ended=rank.ended, parked=rank.parked,
+            step_time_s=self.job.step_s if rank.ended_steps or rank.step and not known else 0.0,
+            ended=rank.ended, parked=rank.parked,
         )
 
     # ------------------------------------------------------------ orders
@@ -203,7 +205,7 @@ class Launcher:
         if rank.state == RUN:  # it cannot move: it stays behind, and the gang never forms
             return
         rank.rank, rank.generation = number, start.generation
-        rank.state, rank.moved_s, rank.gang = START, self.job.loop.now_s, None
+        rank.state, rank.moved_s, rank.gang, rank.ended = START, self.job.loop.now_s, None, None
         self.machine.after(self.rng.uniform(0.02, 0.1), lambda: self._ready(rank, start))
 
     def _fork(self, number: int, local: int, start: model.Start) -> None:

@@ -10,8 +10,10 @@ from __future__ import annotations
 from holdfast.worker import exits
 
 from ..core.model import Plan, node_subject
+from ..core.run.plan import NOTHING_LEFT
 from . import account
 from .cluster import Cluster
+from .disk import void_by
 from .job import Job
 from .launcher import Launcher
 from .loop import InvariantBroken
@@ -121,9 +123,18 @@ def undeserved(cluster: Cluster, job: Job, code: int) -> str:
     spent = _spent(cluster, job, plan)
     if "the same failure" in why and not looped:
         return f"no crash loop: {truth.fruitless} generations without a step: {why}"
+    if NOTHING_LEFT in why:
+        return _still_left(job, plan, truth.resumes.get(plan.checkpoint_dir, []))
     if "used up" in why and not spent:
         return f"it had restarts left, of {plan.spent}: {why}"
     return "" if looped or spent else f"neither a loop nor spent, with {plan.spent}: {why}"
+
+
+def _still_left(job: Job, plan: Plan, resumes: list[tuple[int, int]]) -> str:
+    """What a run could have gone on from that ended as all its checkpoints were put aside."""
+    stands = [one.path for one in job.disk.commits.values() if not one.bad and one.path not in (
+        *plan.quarantined, *job.refused) and void_by(one, resumes) is None]
+    return f"{stands} was left to resume from" if stands else ""
 
 
 def _spent(cluster: Cluster, job: Job, plan: Plan) -> bool:

@@ -21,7 +21,7 @@ from ..core.run.state import RunState
 from . import account
 from .disk import Origin, void_by
 from .edge import Edge
-from .job import END, Gang, Job
+from .job import END, PARK, Gang, Job
 from .launcher import Launcher
 from .loop import InvariantBroken, Loop
 from .outgoing import Network
@@ -541,7 +541,7 @@ class Monitor:
         kept = {node for number, node in plan.ranks if number in plan.keep}
         told = [rank for view in observed.runs if view.run == plan.run for rank in view.ranks]
         told += [rank for beat in observed.beats if beat.run == plan.run for rank in beat.ranks]
-        if not any(rank.parked is not None and not rank.parked.torn and rank.ended is None
+        if not any(rank.parked is not None and not rank.parked.torn and rank.state == PARK
                    and rank.parked.step == plan.resume.step and rank.node in kept
                    for rank in told):
             self.fail("torn_never_used", f"{edge.machine.name}: gen {plan.generation} of "

@@ -14,7 +14,7 @@ from typing import Protocol
 from ..core.model import Decision
 from ..core.run import fences
 from ..peers.beats import RETRY_S
-from ..peers.conversation import Conversation, Listener, Told, Way, Word
+from ..peers.conversation import PING_S, Conversation, Listener, Told, Way, Word
 from ..peers.kernel_questions import ROUND_S
 from .machine import Machine, Process
 from .outgoing import Network, Weather
@@ -62,19 +62,23 @@ class VirtualPeers(Conversation[Line]):
                          machine.boot_s)
         self.edge, self.loop = edge, machine.loop
         self.lines = {one.machine.name: Line(self, one) for one in others}
-        self.detector.watch(self.lines)
+        self.watch()
+        self._near = [one for name, one in self.lines.items() if name in self.near]
+        self._far = [one for name, one in self.lines.items() if name not in self.near]
+        self._turn = 0
         self._asking: set[str] = set()
 
     def begin(self) -> None:
         """Each agent's ticks fall at another moment."""
         if self.lines:
-            self.edge.process.later(self.edge.rng.random() * self.ping_s(), self._tick)
+            self.edge.process.later(self.edge.rng.random() * PING_S, self._tick)
 
     def _tick(self) -> None:
         self.tick()
-        for line in self.lines.values():
+        self._turn = (self._turn + 1) % self.far_every()
+        for line in (*self._near, *self._far[self._turn::self.far_every()]):
             self.speak(line)
-        self.edge.process.later(self.ping_s(), self._tick)
+        self.edge.process.later(PING_S, self._tick)
 
     def say(self, decision: Decision) -> None:
         """As agent/daemon/parts/peers.py tells of a step."""

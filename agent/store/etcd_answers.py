@@ -13,6 +13,8 @@ from typing import Any
 
 import msgspec
 
+from ..core.model import UNREADABLE
+
 # etcd sends a document to every agent, as JSON: a plan of 16,384 ranks is 360 kB, packed 40.
 PACKED_FROM, UNPACKED_MAX = 16 << 10, 16 << 20  # bytes
 PACKED = b"\0zlib\0"  # how one begins that is packed; JSON begins otherwise
@@ -86,7 +88,7 @@ def decode(text: bytes) -> Answer:
     """ValueError for what etcd never says."""
     try:
         return msgspec.json.decode(text, type=Answer, strict=False)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise ValueError(str(error)) from error
 
 

@@ -407,7 +407,8 @@ class Gateway:
             return (f": let {user!r} read and write the cluster's keys: etcdctl role "
                     "grant-permission ROLE readwrite --prefix=true /holdfast/")
         if "authentication is not enabled" in message:
-            return ": take store.user out, or run etcdctl auth enable"
+            return (": take store.user out, or run etcdctl auth enable; an etcd that lost its data "
+                    "has lost its users as well, see docs/cluster.md")
         if "user name is empty" in message or "auth token" in message:
             return ": it wants a user: set store.user and store.password_file"
         if "space exceeded" in message:

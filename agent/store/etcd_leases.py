@@ -10,6 +10,8 @@ from collections.abc import Mapping
 
 import msgspec
 
+from ..core.model import UNREADABLE
+
 NAME_S = 30.0  # a node's name is another's so long after its agent was heard of last
 NAME = "@"  # begins the lease of a node's name; no run's name does
 
@@ -35,7 +37,7 @@ class Held(msgspec.Struct):
 def holder_of(value: bytes) -> Holder:
     try:
         return msgspec.json.decode(value, type=Holder) if value else Holder()
-    except (msgspec.DecodeError, RecursionError):
+    except UNREADABLE:
         return Holder()
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from ..core.model import UNREADABLE
 from .base import StoreError
 
 CLUSTER, FILE = "cluster", "store.json"
@@ -29,7 +30,7 @@ class Known(msgspec.Struct):
 def id_of(body: bytes) -> str:
     try:
         found = msgspec.json.decode(body) if body else {}
-    except (msgspec.DecodeError, RecursionError):
+    except UNREADABLE:
         return ""
     return str(found.get("id", "")) if isinstance(found, dict) else ""
 
@@ -59,7 +60,7 @@ def read_known(path: Path, writes: bool = True) -> Known:
         known = msgspec.json.decode(path.read_bytes(), type=Known)
     except FileNotFoundError:
         known = Known()
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, *UNREADABLE) as error:
         raise StoreError(f"{path}: {error}: it says which cluster this node belongs to; where "
                          "that is lost, remove the file, and the node joins the one it finds"
                          ) from error

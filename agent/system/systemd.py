@@ -1,12 +1,15 @@
-"""Tells systemd that the agent is ready and alive (sd_notify), without a library.
+"""Tells systemd that the agent is ready and alive (sd_notify); asks if the machine goes down.
 
-Owns the datagram to NOTIFY_SOCKET.  Without that variable nothing is sent.
+Owns the datagram to NOTIFY_SOCKET, without a library; without that variable nothing is sent.
 """
 
 from __future__ import annotations
 
 import os
 import socket
+import subprocess
+
+ASK_S = 2.0
 
 
 def notify(text: str) -> bool:
@@ -31,3 +34,13 @@ def watchdog_s() -> float:
     if not wanted.isdigit() or meant != str(os.getpid()):
         return 0.0
     return int(wanted) / 2e6
+
+
+def is_going_down() -> bool:
+    """Whether systemd says that it ends this machine's units, for a reboot or to power off."""
+    try:
+        done = subprocess.run(["systemctl", "is-system-running"], stdin=subprocess.DEVNULL,
+                              capture_output=True, timeout=ASK_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.stdout.strip() == b"stopping"

@@ -12,7 +12,7 @@ import msgspec
 
 from holdfast.worker.redact import redacted
 
-from ..core.model import Alert
+from ..core.model import UNREADABLE, Alert
 
 ALERTS_MAX = 1000  # in one delivery
 BODY_MAX_BYTES = 4 << 20  # of so many: what is refused as too long is never sent again
@@ -41,7 +41,7 @@ def read(body: bytes, now_wall_s: float) -> list[Alert]:
     """The alerts of a delivery.  ValueError says what is wrong with it."""
     try:
         delivery = msgspec.json.decode(body, type=Delivery)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise ValueError(f"no webhook of Alertmanager or Grafana: {error}") from error
     if len(delivery.alerts) > ALERTS_MAX:
         raise ValueError(f"{len(delivery.alerts)} alerts in one delivery: set max_alerts to "

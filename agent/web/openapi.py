@@ -164,7 +164,8 @@ SCHEMAS: Json = {
         "properties": {
             "nodes": {"type": "array", "items": {"type": "string"}}, "run": {"type": "string"},
             "order": {"type": "object", "description": "of start alone"},
-            "life": {"type": "string", "description": "of next, as the two below"},
+            "life": {"type": "string", "description": "of next, as the two below; `runs` of still "
+                                                      "as well"},
             "wait_s": {"type": "number", "minimum": 0, "maximum": 30},
             "runs": {"type": "array", "maxItems": 64, "items": {"type": "object"}}}},
     "Reason": {

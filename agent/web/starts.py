@@ -9,13 +9,15 @@ from __future__ import annotations
 import msgspec
 from aiohttp import web
 
+from ..daemon.attempts import Still
 from ..daemon.starts import END, LOOK, START, Asked, Refusal, Starts, Waiting
 from .auth import peer_of, refuse
 from .body import BAD_BODY
 
 BODY_MAX_BYTES = 1 << 20  # of arguments and environment, written as JSON
 NEXT = "next"
-VERBS = (NEXT, START, END, LOOK)
+STILL = "still"
+VERBS = (NEXT, STILL, START, END, LOOK)
 
 
 async def answer(request: web.Request, starts: Starts) -> web.Response:
@@ -36,6 +38,9 @@ async def answer(request: web.Request, starts: Starts) -> web.Response:
         if verb == NEXT:
             said = msgspec.json.decode(raw, type=Waiting)
             return web.json_response({"orders": await starts.orders(uid, said, gone)})
+        if verb == STILL:
+            still = msgspec.json.decode(raw, type=Still)
+            return web.json_response(await starts.still(uid, still))
         asked = msgspec.json.decode(raw, type=Asked)
         if (verb == START) != (asked.order is not None):
             return refuse(400, "body: an order belongs to start, and to nothing else", '"order"')

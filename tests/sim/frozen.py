@@ -10,6 +10,7 @@ out, so that a rename is no change.
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import sys
@@ -83,12 +84,16 @@ def changed(storm: str, digests: list[str]) -> list[int]:
 
 
 def main(arguments: list[str]) -> int:
-    seeds = int(arguments[arguments.index("--seeds") + 1]) if "--seeds" in arguments else SEEDS
-    judged = {storm: judge(range(seeds), storm) for storm in sorted(STORMS)}
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=SEEDS)
+    parser.add_argument("--write", action="store_true")
+    options = parser.parse_args(arguments)
+    judged = {storm: judge(range(options.seeds), storm) for storm in sorted(STORMS)}
     made = {storm: [digest for _, digest in found] for storm, found in judged.items()}
     for report in (report for found in judged.values() for report, _ in found if not report.ok):
         print(report.text().splitlines()[0])
-    if "--write" in arguments:
+    if options.write:
         rows = (f'"{storm}": {json.dumps(digests)}' for storm, digests in made.items())
         FILE.write_text("{\n" + ",\n".join(rows) + "\n}\n")
         return 0

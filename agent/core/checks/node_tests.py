@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import msgspec
 from msgspec.structs import replace
 
-from ..model import Doc, Documents, Settings, Value, node_subject
+from ..model import UNREADABLE, Doc, Documents, Settings, Value, node_subject
 from ..nodes import breaker
 from .judge import BROKEN, SLOW, UNKNOWN
 from .pairing import Pair
@@ -111,7 +111,7 @@ def read(doc: Doc) -> tuple[Found, ...]:
     """Nothing for an absent or unreadable body: content of the store is input from outside."""
     try:
         return msgspec.json.decode(doc.body, type=tuple[Found, ...]) if doc.body else ()
-    except (msgspec.DecodeError, RecursionError):
+    except UNREADABLE:
         return ()
 
 
@@ -119,7 +119,7 @@ def read_found(text: str) -> Found | None:
     """What the agent said of the tests that it arranged."""
     try:
         return msgspec.json.decode(text, type=Found) if text else None
-    except (msgspec.DecodeError, RecursionError):
+    except UNREADABLE:
         return None
 
 

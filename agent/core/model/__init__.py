@@ -24,7 +24,7 @@ from .concluded import (
     Request,
     Verdict,
 )
-from .documents import Doc, Documents
+from .documents import UNREADABLE, Doc, Documents
 from .effects import (
     Decision,
     Delete,
@@ -76,11 +76,10 @@ __all__ = [
     "Escalation", "Event", "FATAL", "FLEET", "Finish", "GROUPS", "Gate", "GateSettings",
     "GradientSum", "Incident", "LEVELS", "Labels", "Lease", "MAY_ACT", "MODEL", "Named",
     "NodeOrder", "NodeTests", "Now", "OK", "OPAQUE", "OPERATOR_REQUEST", "Observed", "PEER_TESTS",
-    "Parked", "Plan",
-    "RankView", "Reading", "Readings", "RemoveLock", "Request", "Resume", "Rows", "RunCheck",
-    "RunView", "Runbook", "SCRIPT", "SEVERITIES", "STORE", "Seconds", "Selection", "Settings",
-    "SnapshotView", "Start", "Stop", "StoreView", "StoreWrite", "Subject", "TRAINER",
-    "TakeEvidence", "UNKNOWN", "Value", "Verdict", "WARN", "WISHES", "WORLD_GROWS", "Whole",
-    "by_name", "labels_of",
-    "node_subject", "rank_subject", "rank_words", "readings_of", "run_subject", "subject_of",
+    "Parked", "Plan", "RankView", "Reading", "Readings", "RemoveLock", "Request", "Resume", "Rows",
+    "RunCheck", "RunView", "Runbook", "SCRIPT", "SEVERITIES", "STORE", "Seconds", "Selection",
+    "Settings", "SnapshotView", "Start", "Stop", "StoreView", "StoreWrite", "Subject", "TRAINER",
+    "TakeEvidence", "UNKNOWN", "UNREADABLE", "Value", "Verdict", "WARN", "WISHES", "WORLD_GROWS",
+    "Whole", "by_name", "labels_of", "node_subject", "rank_subject", "rank_words", "readings_of",
+    "run_subject", "subject_of",
 ]

@@ -9,9 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
+import msgspec
+
 from .time import Value
 
 Body = TypeVar("Body")
+# What the decoding of words from outside may raise: bytes that are no UTF-8 are no DecodeError, and
+# one document with them, by a terminal of another encoding, would stop every agent that reads it.
+UNREADABLE = (msgspec.DecodeError, UnicodeError, RecursionError)
 
 
 class Doc(Value, frozen=True):
@@ -25,11 +30,12 @@ class Doc(Value, frozen=True):
 class Documents:
     """Looked up by key; iterated over as documents, in the order in which they came."""
 
-    __slots__ = ("_absent", "_by_key", "_decoded", "_kinds")
+    __slots__ = ("_absent", "_by_key", "_by_kind", "_decoded", "_kinds")
 
     def __init__(self, docs: Iterable[Doc] = ()) -> None:
         self._by_key: dict[str, Doc] = {doc.key: doc for doc in docs}
-        self._kinds: dict[str, tuple[tuple[str, Doc], ...]] | None = None
+        self._by_kind: dict[str, dict[str, Doc]] | None = None  # kind -> name -> document
+        self._kinds: dict[str, tuple[tuple[str, Doc], ...]] = {}  # those asked for
         self._decoded: dict[Any, dict[str, tuple[Doc, Any]]] = {}  # read -> key -> of which, what
         self._absent: dict[tuple[Any, str], Any] = {}  # what is made of no document
 
@@ -39,13 +45,14 @@ class Documents:
 
     def of(self, kind: str) -> tuple[tuple[str, Doc], ...]:
         """(name, document) of every key `kind/name`."""
-        if self._kinds is None:
-            found: dict[str, list[tuple[str, Doc]]] = {}
-            for key, doc in self._by_key.items():
-                head, _, name = key.partition("/")
-                found.setdefault(head, []).append((name, doc))
-            self._kinds = {head: tuple(rows) for head, rows in found.items()}
-        return self._kinds.get(kind, ())
+        if kind not in self._kinds:
+            if self._by_kind is None:
+                self._by_kind = {}
+                for key, doc in self._by_key.items():
+                    head, _, name = key.partition("/")
+                    self._by_kind.setdefault(head, {})[name] = doc
+            self._kinds[kind] = tuple(self._by_kind.get(kind, {}).items())
+        return self._kinds[kind]
 
     def decoded(self, key: str, read: Callable[[Doc], Body]) -> Body:
         """What `read` makes of the document, or of its absence; asked once for each version."""
@@ -70,13 +77,18 @@ class Documents:
         # Copies and not loops: of thousands of nodes that come at once each is such a change.
         made._by_key = self._by_key.copy()
         made._decoded = {read: rows.copy() for read, rows in self._decoded.items()}
+        heads = {key.partition("/")[0] for key in docs}
+        if self._by_kind is not None:
+            made._kinds = {head: rows for head, rows in self._kinds.items() if head not in heads}
+            made._by_kind = self._by_kind | {
+                head: self._by_kind.get(head, {}).copy() for head in heads}
         for key, doc in docs.items():
             for rows in made._decoded.values():
                 rows.pop(key, None)
-            if doc is None:
-                made._by_key.pop(key, None)
-            else:
-                made._by_key[key] = doc
+            _put(made._by_key, key, doc)
+            if made._by_kind is not None:
+                head, _, name = key.partition("/")
+                _put(made._by_kind[head], name, doc)
         return made
 
     def __iter__(self) -> Iterator[Doc]:
@@ -96,3 +108,10 @@ class Documents:
 
     def __repr__(self) -> str:
         return f"Documents({list(self._by_key.values())!r})"
+
+
+def _put(rows: dict[str, Doc], name: str, doc: Doc | None) -> None:
+    if doc is None:
+        rows.pop(name, None)
+    else:
+        rows[name] = doc

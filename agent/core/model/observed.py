@@ -87,7 +87,7 @@ class RankView(Value, frozen=True):
     flight: tuple[tuple[int, str, str], ...] = ()  # last collectives: (sequence, name, sizes)
     where: str = ""  # source line of the main thread, from evidence
     phase_s: tuple[tuple[str, float], ...] = ()  # accumulated seconds per phase
-    ended: Ended | None = None
+    ended: Ended | None = None  # with state parked: by what it raised; its process lives on
     parked: Parked | None = None
     cgroup: str = ""  # that its memory is charged to, as the agent sees it; "" unknown
     start_boot_s: float = 0.0  # of its process; 0 unknown
@@ -247,6 +247,7 @@ class Beat(Value, frozen=True):
     suspended: bool = False  # a release that does not say it is taken to go on
     compiling: str = ""  # a release that does not say it is taken to compile nothing ...
     conditions: tuple[Condition, ...] = ()  # ... and to be well: then its ranks' limits are usual
+    top: int = 0  # highest generation of the run's name that its agent knows of; 0 = not said
 
 
 class Gate(Value, frozen=True):

@@ -47,3 +47,6 @@ class Plan(Value, frozen=True):
     # Where the nodes of its ranks are in the network, for a trainer over several: labels, and the
     # nodes that have them.  () = nobody has any, or it was made by a release that tells none.
     labels: tuple[tuple[Labels, tuple[str, ...]], ...] = ()
+    # The generation with which this submission of the run's name began: who comes back asks
+    # whether it is still his that goes on.  0 = made by a release that does not tell.
+    attempt: int = 0

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 RUN, NODE, STORE, LEASE, INCIDENT = "run", "node", "store", "lease", "incident"
 RANK = "rank"
+ADDRESS = "address"  # kind of the documents that say where each agent listens
 FLEET = "fleet"
 SUBJECTS_MAX = 4096  # remembered: each step says those of its nodes, runs and ranks again
 

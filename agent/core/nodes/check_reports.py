@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from ..effects import drafts
-from ..model import Doc
+from ..model import UNREADABLE, Doc
 from ..run import members
 from ..run.state import Context
 
@@ -23,7 +23,7 @@ def read(doc: Doc) -> Report:
     """Nothing for an absent or unreadable body: content of the store is input from outside."""
     try:
         found = msgspec.json.decode(doc.body, type=Report) if doc.body else {}
-    except (msgspec.DecodeError, RecursionError):
+    except UNREADABLE:
         return {}
     return dict(list(found.items())[:CHECKS_MAX])
 

@@ -18,7 +18,7 @@ from ..effects import drafts
 from ..incidents.book import Entry, IncidentBook
 from ..ladder import first
 from ..model import FATAL, WARN, Beat, Incident, Now, RunView, Verdict, node_subject, run_subject
-from ..model.subject import NODE
+from ..model.subject import ADDRESS, NODE
 from ..run import members
 from ..run.state import Context
 from . import breaker
@@ -360,9 +360,7 @@ def faults_of(ctx: Context) -> dict[str, tuple[str, ...]]:
     for beat in ctx.observed.beats:
         if beat.fatal:
             found.setdefault(beat.fatal, set()).add(beat.node)
-    docs = ctx.observed.store.docs
-    for node, doc in docs.of(NODE):
-        read = docs.decoded(doc.key, members.read_node)
+    for node, read in _documents(ctx):
         if read.excluded and read.fault:
             found.setdefault(read.fault, set()).add(node)
     return {fault: tuple(sorted(nodes)) for fault, nodes in sorted(found.items())}
@@ -370,8 +368,21 @@ def faults_of(ctx: Context) -> dict[str, tuple[str, ...]]:
 
 def fleet_nodes(name: str, ctx: Context) -> tuple[str, ...]:
     nodes = {name, *(b.node for b in ctx.observed.beats)}
-    nodes |= {node for node, _ in ctx.observed.store.docs.of(NODE)}
+    nodes |= {node for node, _ in _documents(ctx)}
     return tuple(sorted(nodes))
+
+
+def _documents(ctx: Context) -> Iterator[tuple[str, members.NodeDoc]]:
+    """Of the nodes of the fleet.  One that nobody hears, that has no address any more and of which
+    nothing was written since an exclusion would be forgotten has gone for good, replaced by another
+    of another name: counted for ever, a few of them would hold the breaker open."""
+    docs, heard = ctx.observed.store.docs, {beat.node for beat in ctx.observed.beats}
+    since_s = ctx.now.wall_s - ctx.settings.strikes_days * 86400.0
+    for node, doc in docs.of(NODE):
+        read = docs.decoded(doc.key, members.read_node)
+        is_young = not 0.0 < read.since_wall_s < since_s
+        if is_young or node in heard or docs.get(f"{ADDRESS}/{node}").version:
+            yield node, read
 
 
 def fleet_incident(fault: str, why: str, now: Now, node: str, number: int) -> Incident:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from ..effects import drafts
-from ..model import Doc, Documents
+from ..model import UNREADABLE, Doc, Documents
 from ..run import members
 from ..run.state import Context
 
@@ -29,7 +29,7 @@ def read(doc: Doc) -> Passes:
     """Nothing for an absent or unreadable body: content of the store is input from outside."""
     try:
         found = msgspec.json.decode(doc.body, type=Passes) if doc.body else {}
-    except (msgspec.DecodeError, RecursionError):
+    except UNREADABLE:
         return {}
     return {key: values[:SAMPLES_MAX] for key, values in list(found.items())[:KEYS_MAX]
             if len(key) <= KEY_MAX and values and min(values) >= 0.0}

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from ..effects import drafts
-from ..model import Doc, Readings, Rows, Selection, Value, labels_of
+from ..model import UNREADABLE, Doc, Readings, Rows, Selection, Value, labels_of
 from ..run import members
 from ..run.state import Context
 
@@ -103,7 +103,7 @@ def read(doc: Doc) -> Identity | None:
         return None
     try:
         return msgspec.json.decode(doc.body, type=Identity)
-    except (msgspec.DecodeError, msgspec.ValidationError):
+    except UNREADABLE:
         return None
 
 

@@ -19,6 +19,7 @@ from ..effects import drafts
 from ..model import (
     TRAINER,
     UNKNOWN,
+    Beat,
     Delete,
     Plan,
     RankView,
@@ -38,6 +39,7 @@ from .layout import WAITING
 from .log_questions import LogQuestions
 from .operator import Operator
 from .peer_gate import PeerGate
+from .plan import NOTHING_LEFT
 from .plan_document import Document
 from .recovery import LIVE, Recoveries
 from .stage import Stage, StageView, may_start, stage, wants_plan
@@ -117,11 +119,16 @@ class RunCase:
             self.gate.stands(ctx)
         self._act(ctx, plan, ranks)
         if ctx.leader and not ctx.settings.single_node:
+            self.document.restore(ctx)
             self.document.tell_unheard(ctx)
             self.gate.leaves_out(ctx, self.peers.names_hurt(ctx))
         self.gate.shown(ctx)
         if ctx.view.connected and self.state.recovery is not None:
             ctx.wake(LOOK_AGAIN_S)
+
+    def beat(self, sent: Beat, view: RunView) -> Beat:
+        """What is sent of the run, with what its own state adds to the launcher's levels."""
+        return replace(sent, held=self.gate.held(view), top=self.document.top)
 
     def _is_anothers(self, ctx: Context, plan: Plan | None) -> bool:
         """Whether the run of this name is another user's, and goes on: this launcher leaves."""
@@ -156,6 +163,12 @@ class RunCase:
         waits = ctx.leader and ctx.reason.startswith(WAITING)
         if waits and ctx.now.boot_s - since_s > limit_s:
             self.recovery.give_up(f"{ctx.reason}, for {limit_s:g} s")
+
+    def _nothing_left(self, ctx: Context, plan: Plan | None) -> None:
+        """A run whose checkpoints were all put aside begins anew on a person's word alone."""
+        if ctx.leader and ctx.reason.startswith(NOTHING_LEFT):
+            self.ending.decide(exits.BUDGET_SPENT, ctx.reason, "checkpoint_bad")
+            self.ending.finish(ctx, plan)
 
     def _strand(self, ctx: Context) -> None:
         """A script that was queued again elsewhere is not started beside what may be left of it."""
@@ -200,7 +213,13 @@ class RunCase:
         if plan is None or ctx.view.generation == 0 and ctx.settings.single_node:
             return ()
         beats = () if ctx.settings.single_node else ctx.observed.beats
-        return members.ranks_of(ctx.view, plan.generation, beats, ctx.now, ctx.settings)
+        found = members.ranks_of(ctx.view, plan.generation, beats, ctx.now, ctx.settings)
+        if ctx.view.grade != TRAINER:
+            return found
+        # A page shows the steps that its process has ended: of a new one none, and of one that
+        # raised inside a step one less than where it goes on from.
+        return tuple(replace(rank, step=plan.resume.step)
+                     if rank.page and rank.step < plan.resume.step else rank for rank in found)
 
     # ------------------------------------------------------------ reading what came back
 
@@ -270,7 +289,7 @@ class RunCase:
     def _name(self, ctx: Context, plan: Plan | None) -> StageView:
         """What the run does as of this step, and what decided that."""
         seen = StageView(ctx.view, plan, ctx.settings.single_node, self._elsewhere(ctx, plan),
-                         ctx.leader)
+                         ctx.leader, self.document.answered, ctx.observed.store.up)
         self.stage = stage(self.state, seen)
         return seen
 
@@ -332,6 +351,7 @@ class RunCase:
                 ctx, seen.plan):
             self.document.propose(ctx, seen.plan, (), "the launcher is idle",
                                   left_out=self.peers.left_out(ctx, seen.plan))
+            self._nothing_left(ctx, seen.plan)
             self._gang(ctx, max(ctx.view.registered_boot_s, ctx.since_boot_s))
 
     def _recover(self, ctx: Context, plan: Plan | None, ranks: tuple[RankView, ...]) -> None:
@@ -353,6 +373,7 @@ class RunCase:
             cause = self.recovery.doubted(ctx, plan, ranks, cause)
             self.document.propose(ctx, plan, ranks, cause.reason, cause,
                                   self.peers.left_out(ctx, plan))
+            self._nothing_left(ctx, plan)
             self._gang(ctx, self.state.progress.broken_boot_s + progress.tested_s(self.state))
 
     # ------------------------------------------------------------ while it trains

@@ -16,7 +16,7 @@ from .incidents import RunIncidents
 from .layout import arranged
 from .log_questions import LogQuestions
 from .plan import slots_of
-from .plan_document import Document, world_of
+from .plan_document import QUARANTINE_MAX, Document, world_of
 from .state import Context, Ending, RunState
 
 SHUTDOWN_CODES = {"preempted": policy.INFRASTRUCTURE, "interrupted": 130}
@@ -67,7 +67,13 @@ class Endings:
             return False
         if not ctx.settings.single_node and not ctx.leader:
             return False
-        self.document.put(ctx, replace(plan, finished=ending.code), ending.reason)
+        ended = replace(plan, finished=ending.code)
+        if ending.fault == "checkpoint_bad":
+            # Who submits it again reads what was trained and put aside, and begins nothing anew.
+            bad = dict.fromkeys((*plan.quarantined, *self.state.document.bad_paths))
+            ended = replace(ended, quarantined=tuple(bad)[-QUARANTINE_MAX:],
+                            peak=max(plan.peak, self.state.progress.peak_step))
+        self.document.put(ctx, ended, ending.reason)
         return True
 
     def finish(self, ctx: Context, plan: Plan | None) -> None:

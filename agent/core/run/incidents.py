@@ -16,7 +16,17 @@ from ..detect.ranks.compiling import RECOMPILED
 from ..detect.ranks.ended import Cause
 from ..effects.in_flight import EffectResult
 from ..incidents import values
-from ..model import FATAL, TRAINER, Effect, Now, Plan, TakeEvidence, Verdict, rank_subject
+from ..model import (
+    FATAL,
+    TRAINER,
+    UNREADABLE,
+    Effect,
+    Now,
+    Plan,
+    TakeEvidence,
+    Verdict,
+    rank_subject,
+)
 from .state import Context, OpenIncident, RunState, Stopped
 
 OPEN_MAX = 32
@@ -294,5 +304,5 @@ def evidence_rows(done: EffectResult) -> tuple[tuple[str, str], ...]:
 def read_where(detail: str) -> Where:
     try:
         return msgspec.json.decode(detail.encode(), type=Where) if detail else Where()
-    except (msgspec.DecodeError, RecursionError):
+    except UNREADABLE:
         return Where()

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from ..model import (
     TRAINER,
+    UNREADABLE,
     Beat,
     Commit,
     Condition,
@@ -58,7 +59,7 @@ def body_of(doc: Doc, kind: type[Body]) -> Body | None:
     """None for an absent or unreadable body: content of the store is input from outside."""
     try:
         return msgspec.json.decode(doc.body, type=kind) if doc.body else None
-    except (msgspec.DecodeError, RecursionError):
+    except UNREADABLE:
         return None
 
 
@@ -258,11 +259,11 @@ def here(rank: RankView, beat: Beat, now: Now) -> RankView:
 
 
 def highest_generation(view: RunView, plan: Plan | None, beats: tuple[Beat, ...]) -> int:
-    """Generations only grow: the highest in store, launchers and commits."""
+    """Generations only grow: the highest in store, launchers, commits and agents' memories."""
     seen = [view.generation, plan.generation if plan else 0]
     seen += [c.generation for c in view.commits]
     seen += [c.generation for b in beats if b.run == view.run for c in b.commits]
-    seen += [b.generation for b in beats if b.run == view.run]
+    seen += [max(b.generation, b.top) for b in beats if b.run == view.run]
     return max(seen)
 
 

@@ -26,6 +26,10 @@ from . import validity
 from .layout import Member as Member
 from .layout import World, arranged, labelled
 
+# How the reason begins where a run that has trained has nothing to go on from any more.
+NOTHING_LEFT = "no checkpoint of this run is left to resume from"
+NAMED_MAX = 3  # checkpoints that a reason names
+
 
 class PlanView(Value, frozen=True):
     """All that a plan is made from."""
@@ -47,10 +51,13 @@ class PlanView(Value, frozen=True):
     owner: int = -1
     bad_from: int = 0  # results of this step and later are wrong on every rank; 0 = none
     quarantined: tuple[str, ...] = ()
+    unread: str = ""  # what is taken only where there is no other: a rank could not read it
     spent: tuple[tuple[str, int], ...] = ()
     granted: tuple[str, ...] = ()
     paused: bool = False
     peak: int = 0
+    attempt: int = 0  # of the submission that goes on; 0 = it is a new one, or not known
+    node: str = ""  # who plans
 
 
 def plan_run(view: PlanView) -> tuple[Plan | None, str]:
@@ -66,11 +73,14 @@ def plan_run(view: PlanView) -> tuple[Plan | None, str]:
     nproc = {m.node: m.nproc or view.nproc for m in view.members}
     ranks = tuple(enumerate(node for node in nodes for _ in range(nproc[node])))
     resume, keep = resume_from(view, dict(ranks))
+    if why := all_put_aside(view, resume):
+        return None, why
     history = validity.history_of(view.current, view.checkpoint_dir)
-    # A node not heard of now may be the only one left later: it stays named, and so may lead.
+    # A node not heard of now may be the only one left later: it stays named, and so may lead.  So
+    # does who leads, fit or not: by a plan without it others' permits would not ask it.
     placed = set(nodes)
-    named = [m.node for m in view.members if not (
-        m.fatal or m.excluded or m.draining or m.held or m.node in placed)]
+    named = [m.node for m in view.members if m.node not in placed and (m.node == view.node or not (
+        m.fatal or m.excluded or m.draining or m.held))]
     return Plan(
         run=view.run, generation=generation, members=nodes, ranks=ranks, resume=resume,
         reason=view.reason, keep=keep, spares=tuple(named),
@@ -81,6 +91,7 @@ def plan_run(view: PlanView) -> tuple[Plan | None, str]:
         other_histories=validity.other_histories(view.current, view.checkpoint_dir),
         owner=view.owner,
         labels=labelled(view.members, nodes) if view.grade == TRAINER and len(nodes) > 1 else (),
+        attempt=view.attempt or generation,
     ), f"{view.reason}; resume: {resume.kind} at step {resume.step}"
 
 
@@ -115,8 +126,10 @@ def resume_from(view: PlanView, places: dict[int, str]) -> tuple[Resume, tuple[i
     # is taken where there is nothing else: it may still be read and sent, and nothing is lost.
     lists = [paths for node, paths in view.listed if node in nodes]
     common = tuple(c for c in usable if all(_can_read(paths, c, usable, lists) for paths in lists))
-    commit = validity.newest_valid(common, history, quarantined) or validity.newest_valid(
-        usable, history, quarantined)
+    others = (*quarantined, view.unread)
+    commit = (validity.newest_valid(common, history, others)
+              or validity.newest_valid(usable, history, others)
+              or validity.newest_valid(usable, history, quarantined))
     if view.grade == OPAQUE:
         return Resume(kind="fresh"), ()
     if view.grade != TRAINER:
@@ -135,6 +148,22 @@ def resume_from(view: PlanView, places: dict[int, str]) -> tuple[Resume, tuple[i
             kind="disk", step=commit.step, generation=commit.generation, path=commit.path
         ), ()
     return Resume(kind="fresh"), ()
+
+
+def all_put_aside(view: PlanView, resume: Resume) -> str:
+    """Why a run that would begin at step 0 must not: what it had trained is in checkpoints of this
+    folder that were refused, and whether it is lost is for a person to say.  "" = it may."""
+    folder, had = view.checkpoint_dir, view.current.peak if view.current else 0
+    refused = [path for path in view.quarantined if path.rpartition("/")[0] == folder]
+    history = validity.history_of(view.current, folder)
+    left = validity.newest_valid(view.commits, history, view.quarantined)  # void or not
+    trained = view.grade == TRAINER and max(view.peak, had) > 0
+    if resume.kind != "fresh" or not trained or not refused or left:
+        return ""
+    more = len(refused) - NAMED_MAX
+    named = ", ".join(refused[-NAMED_MAX:]) + (f" and {more} more" if more > 0 else "")
+    return (f"{NOTHING_LEFT}: put aside as bad: {named}; set checkpoint.dir to a folder with a "
+            "good copy to go on from it, or to an empty one to begin at step 0")
 
 
 def _can_read(
@@ -158,7 +187,7 @@ def survivor_resume(
     receive it."""
     moved = heirs(view.current.ranks if view.current else tuple(places.items()), places)
     parked = [r for r in view.ranks
-              if r.parked and r.ended is None and (r.rank, r.node) in moved]
+              if r.parked and r.state == "parked" and (r.rank, r.node) in moved]
     # A rank that never took over its generation's state holds nothing to resume from.
     floor = view.current.resume.step if view.current else 0
     steps = [

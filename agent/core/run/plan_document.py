@@ -21,13 +21,14 @@ from . import plan as planning
 from .fences import Fences
 from .incidents import RunIncidents
 from .layout import Member, World, arranged
-from .policy import CHARGED
-from .state import Context, LauncherSeen, RunState
+from .policy import CHARGED, times
+from .state import Context, DocumentSeen, LauncherSeen, RunState
 from .takeover import Signs, Takeover, unheard, words
 
 QUARANTINE_MAX = 64
 RESTORE_FAILED = "restore_failed"  # how a reason begins when what was read did not prove
 NOBODY: Mapping[str, str] = {}
+GONE_S = 1.0  # for so long the store must show less than is known before it is written again
 REFUSED_S = 10.0  # a refused write is not repeated against the same version before this
 
 
@@ -43,7 +44,10 @@ class Document:
     def __init__(self, state: RunState, incidents: RunIncidents) -> None:
         self.state, self.incidents = state, incidents
         self._signs, self._fences = Signs(), Fences()
+        self._gone_boot_s = -1.0  # since when the store shows less than is in force; -1 = not so
+        self._behind = -1, 0.0  # an older version than is known, and since when it is shown
         self._free_boot_s = -1.0  # since when nobody is seen to lead; -1 = somebody is, or unknown
+        self.answered = False  # the store, once in this life
 
     def read(self, ctx: Context) -> bool:
         """Takes the launcher's levels and the store's document.  True where another launcher came
@@ -64,13 +68,16 @@ class Document:
 
     def _take(self, ctx: Context) -> None:
         """The store's document, where it is newer than what is known."""
-        view, known = ctx.view, self.state.document
-        doc = members.doc_of(ctx.observed.store, run_subject(view.run))
-        plan = known.plan
-        if doc.version == known.version and plan is not None:
-            return
-        read = members.read_plan(doc)
-        if doc.version < known.version and plan is not None and not self._lost(ctx, read, plan):
+        view = ctx.view
+        docs, subject = ctx.observed.store.docs, run_subject(view.run)
+        doc = docs.get(subject)
+        known = self._of_this_cluster(ctx, doc)
+        plan, read = known.plan, docs.decoded(subject, members.read_plan)
+        if doc.version == known.version and plan is not None and not (
+                read is not None and read.generation > plan.generation):
+            return  # a store that was restored may count to the same version with another plan
+        if doc.version < known.version and plan is not None and not self._lost(
+                ctx, doc.version, read, plan):
             return
         known = self.state.document = replace(known, version=doc.version)
         if read is None or (plan is not None and read.generation < plan.generation):
@@ -86,13 +93,59 @@ class Document:
         self.state.document = replace(
             known, plan=read, meant=read.generation if meant else known.meant)
 
-    def _lost(self, ctx: Context, read: Plan | None, plan: Plan) -> bool:
+    def _of_this_cluster(self, ctx: Context, doc: Doc) -> DocumentSeen:
+        """What is known, once it is of the store that is here now.  A node that a person has moved
+        remembers a plan of the cluster that it left, and may find a run of that name in the one
+        that it joins, with a document of the same version: that one holds."""
+        store, known = ctx.observed.store, self.state.document
+        self.answered = self.answered or store.up
+        if store.up and store.cluster and store.cluster != known.cluster:
+            if known.cluster:
+                known = replace(known, version=0) if not doc.version else DocumentSeen()
+            self.state.document = known = replace(known, cluster=store.cluster)
+        return known
+
+    def _lost(self, ctx: Context, version: int, read: Plan | None, plan: Plan) -> bool:
         """Whether an older version is no late view of the store: it lost what it held, or is
         another than in this run's last life.  What it holds is compared with from then on, and what
         is known of the plan stays."""
-        known = self.state.document
-        is_refused = known.refused_version == known.version and ctx.observed.store.up
-        return is_refused or (read is not None and read.generation > plan.generation)
+        known, now_s = self.state.document, ctx.now.boot_s
+        if known.refused_version == known.version and ctx.observed.store.up:
+            return True
+        if read is not None and read.generation > plan.generation:
+            return True
+        # The plan that is known, written again by who leads: no late view stands for a lease.
+        if version != self._behind[0]:
+            self._behind = version, now_s
+        return read == plan and now_s - self._behind[1] > ctx.settings.lease_s
+
+    @property
+    def top(self) -> int:
+        """The highest generation of this name that is known here: no launcher takes a lower one."""
+        plan = self.state.document.plan
+        return max(self.state.launcher.top, plan.generation if plan is not None else 0)
+
+    def restore(self, ctx: Context) -> None:
+        """Writes the plan in force again where a store of this cluster has lost it: it was restored
+        from a backup, or seeded.  Until it is there no script's permit is renewed.  What is seen
+        for a moment may be a late view of the store, and a write against it is refused."""
+        store, known = ctx.observed.store, self.state.document
+        doc = store.docs.get(run_subject(self.state.run))
+        plan, read = known.plan, store.docs.decoded(doc.key, members.read_plan)
+        is_there = plan is not None and read is not None and (
+            read.generation >= plan.generation and doc.version >= known.version or read == plan)
+        if plan is None or plan.finished >= 0 or is_there or not store.up or not any(
+                beat.run == plan.run and beat.generation == plan.generation
+                and members.is_fresh(beat, ctx.now, ctx.settings) for beat in ctx.observed.beats):
+            self._gone_boot_s = -1.0
+        elif self._gone_boot_s < 0.0:
+            self._gone_boot_s = ctx.now.boot_s
+            ctx.wake(GONE_S)
+        elif ctx.now.boot_s - self._gone_boot_s >= GONE_S and ctx.emit(
+                plan.generation, drafts.put(
+                    doc.key, doc.version, msgspec.json.encode(plan),
+                    "the store came back without the plan in force", plan.run)):
+            self._gone_boot_s = ctx.now.boot_s
 
     def lead(self, ctx: Context) -> None:
         """Ask for the run's lease while nobody heard of holds it; renew it well before its end.
@@ -231,7 +284,7 @@ class Document:
             return replace(
                 made_up, history=plan.history, checkpoint_dir=plan.checkpoint_dir,
                 other_histories=plan.other_histories, spent=plan.spent, peak=plan.peak,
-                quarantined=plan.quarantined)
+                quarantined=plan.quarantined, attempt=plan.attempt)
         return plan
 
     def settled(self, ctx: Context, done: EffectResult) -> None:
@@ -302,20 +355,25 @@ class Document:
         known = members.known(view, ctx.observed.beats, ctx.now, ctx.settings)
         world = self.world(ctx, first=cause is None)
         made, ctx.reason = planning.plan_run(planning.PlanView(
-            run=state.run, grade=view.grade, leader=ctx.leader, reason=reason, members=nodes,
+            run=state.run, node=view.node, grade=view.grade, leader=ctx.leader, reason=reason,
+            members=nodes,
             highest=max(highest, state.launcher.top), world=world,
             nproc=view.nproc, current=plan, ranks=sources, owner=view.uid,
             commits=known.commits, checkpoint_dir=known.checkpoint_dir, listed=known.listed,
             snapshots=known.snapshots if ranks and not distrust else (),
             bad_from=cause.bad_from if cause else 0,
-            quarantined=self._quarantined(ctx, plan, cause),
+            quarantined=self._quarantined(ctx, plan, cause), unread=self._unread(plan, cause),
             spent=grant.spent if grant else (),
             granted=(*(f"{CHARGED}{key}" for key in grant.charged),
                      *((cause.request,) if cause and cause.request else ())) if grant else (),
             paused=state.held.rests and cause is not None,
             peak=max(state.progress.peak_step, plan.peak if plan and cause else 0),
+            attempt=plan.attempt if plan and cause else 0,
         ))
         if made is None:
+            if ctx.reason.startswith(planning.NOTHING_LEFT):  # the end is written with what is bad
+                bad = self._quarantined(ctx, plan, cause)
+                self.state.document = replace(self.state.document, bad_paths=bad)
             return
         waits = self._fences.waits(ctx, state.document.plan, made, nodes)
         ctx.reason = waits or ctx.reason
@@ -337,9 +395,20 @@ class Document:
         known = members.known(ctx.view, ctx.observed.beats, ctx.now, ctx.settings)
         paths += [c.path for c in known.commits if c.bad]
         path = plan.resume.path if plan else ""
-        if cause and cause.fault == "checkpoint_bad" and path:
+        # What a rank could not read was not put aside: it may be read when its node is mended.
+        unread = cause is not None and cause.error.startswith(RESTORE_FAILED)
+        if cause and cause.fault == "checkpoint_bad" and path and not unread:
             paths.append(path)
             if path not in document.bad_paths:  # also for who starts the run before this is written
                 self.state.document = replace(
                     document, bad_paths=(*document.bad_paths, path)[-QUARANTINE_MAX:])
         return tuple(dict.fromkeys(paths))[-QUARANTINE_MAX:]
+
+    def _unread(self, plan: Plan | None, cause: Cause | None) -> str:
+        """The checkpoint that failed twice to be read: an older one is tried, where there is one.
+        Not at once, for by its plan the newer steps are void."""
+        grant = self.state.grant
+        if plan is None or cause is None or grant is None \
+                or not cause.error.startswith(RESTORE_FAILED):
+            return ""
+        return plan.resume.path if times(cause, grant.spent) > 1 else ""

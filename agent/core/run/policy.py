@@ -175,9 +175,12 @@ def _used_up(
         return f"the runbook of {cause.fault} has no restart", ""
     if spent_of(again) >= book.budget_count or not out:
         total = dict(account.spent).get(RESTARTS, 0)
+        # No rank and no node is at fault of it: what there is to mend, its own words say.
+        said = f": {cause.reason}" if cause.fault == "checkpoint_bad" else ""
         return (f"{cause.fault} of {subject_of(cause, account)} used up its "
                 f"{spent_of(again)} restarts within {book.budget_window_h:g} h, all that its "
-                f"runbook allows ({total} of the run's {account.max_restarts})"), "budget_spent"
+                f"runbook allows ({total} of the run's {account.max_restarts}){said}"
+                ), "budget_spent"
     if account.max_restarts:
         return f"all {account.max_restarts} restarts are used up", "budget_spent"
     return "no restart is allowed (--max-restarts 0)", "budget_spent"
@@ -217,6 +220,12 @@ def signature(cause: Cause, account: Account) -> str:
         first = cause.step == 0 or account.grade == TRAINER and cause.step > 0
         where = str(cause.step) if first else ""
     return f"signature/{cause.fault}/{where}/{cause.error[:ERROR_MAX]}" if where else ""
+
+
+def times(cause: Cause, spent: tuple[tuple[str, int], ...]) -> int:
+    """How often this very failure was counted, wherever it was."""
+    begin, end = f"signature/{cause.fault}/", f"/{cause.error[:ERROR_MAX]}"
+    return sum(n for key, n in spent if key.startswith(begin) and key.endswith(end))
 
 
 def made_progress(plan: Plan, new_steps: int, newest_commit: tuple[int, int] | None) -> bool:

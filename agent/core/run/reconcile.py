@@ -22,7 +22,7 @@ def start(plan: Plan, view: RunView, permit_s: float) -> Effect | None:
     if plan.finished >= 0 or plan.generation <= view.generation or not mine:
         return None
     known = sorted(view.ranks, key=lambda r: r.rank)
-    parked = {place for place, r in enumerate(known) if r.state == "parked" and r.ended is None}
+    parked = {place for place, r in enumerate(known) if r.state == "parked"}
     body = Start(
         run=view.run, generation=plan.generation, ranks=mine,
         keep=tuple(rank for place, rank in enumerate(mine)

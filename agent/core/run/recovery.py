@@ -16,7 +16,7 @@ from ..detect.ranks.collective import skipped
 from ..detect.ranks.ended import Cause
 from ..effects import drafts
 from ..ladder import MAY, Leave
-from ..model import TRAINER, Plan, RankView, rank_subject
+from ..model import OPAQUE, TRAINER, Plan, RankView, rank_subject
 from ..nodes import exclusions
 from . import members, policy, progress
 from .ending import LOOK_AGAIN_S, STOP_WAIT_S, Endings
@@ -100,9 +100,10 @@ class Recoveries:
     def answer(self, ctx: Context, plan: Plan | None) -> None:
         """Grant what the cause asks for, once; what it costs is charged by the next plan."""
         state, recovery = self.state, self.state.recovery
-        if recovery is None or recovery.planned or recovery.grant is not None:
+        if recovery is None or recovery.planned or plan is None or not ctx.leader:
             return
-        if plan is None or not ctx.leader:
+        if recovery.grant is not None:
+            self._earned_since(ctx, plan, recovery, recovery.grant)
             return
         if state.held.rests or plan.paused:
             ctx.reason = "paused by an operator: the fault is seen and nothing is done"
@@ -121,6 +122,21 @@ class Recoveries:
             self.ending.decide(grant.code, grant.reason, grant.fault or recovery.cause.fault)
             if grant.fault:
                 self.incidents.open_side(ctx, grant.fault, recovery.cause, grant.reason)
+
+    def _earned_since(
+        self, ctx: Context, plan: Plan, recovery: Recovery, grant: policy.Grant
+    ) -> None:
+        """A generation that is asked to leave trains on until it does, which may be long, and gives
+        back what it was charged for the steps and the checkpoint that it leaves.  A command's time
+        tells nothing of when it left."""
+        if not recovery.cause.parks or grant.charged or grant.action != policy.RESTART \
+                or ctx.view.grade == OPAQUE:
+            return
+        now, later = self.state.progress, progress.life(ctx, self.state, recovery.cause.generation)
+        spent = self._spent(ctx, plan, progress.Life(
+            now.earned_steps + later.steps, now.moved or later.moved, now.lasted or later.lasted))
+        if spent != grant.spent:
+            self.state.recovery = replace(recovery, grant=replace(grant, spent=spent))
 
     def outlook(self, ctx: Context, plan: Plan | None, cause: Cause) -> policy.Grant | None:
         """What such a cause would be granted if it came now; None while another is answered, or
@@ -373,5 +389,5 @@ class Recoveries:
 
 def _has_left_whole(ranks: tuple[RankView, ...]) -> bool:
     """Whether those that left hold every shard of one step."""
-    held = [rank.parked for rank in ranks if rank.parked and rank.ended is None]
+    held = [rank.parked for rank in ranks if rank.parked and rank.state == "parked"]
     return any(is_whole(held, one.step) for one in held)

@@ -32,6 +32,8 @@ class StageView(Value, frozen=True):
     single_node: bool = True
     elsewhere: bool = False  # another node runs the newest plan, as far as its beats say
     leader: bool = True
+    answered: bool = True  # the store, once in this life of the agent
+    up: bool = True  # the store, now
 
 
 def stage(state: RunState, seen: StageView) -> Stage:
@@ -70,7 +72,9 @@ def may_start(state: RunState, seen: StageView) -> bool:
     # A spare that leads is behind for ever: it has nothing to start, and must go on to recover.
     if plan is None or plan.finished >= 0 or not _has_ranks(plan, view.node):
         return False
-    if view.grade != TRAINER and not may_renew(plan, view.node):
+    if not seen.single_node and not seen.answered:
+        return False  # a plan out of memory alone: others may be many generations further
+    if view.grade != TRAINER and not (seen.single_node or seen.up and may_renew(plan, view.node)):
         return False  # whoever leads counts from that word on when no rank can be left here
     behind = plan.generation > view.generation
     if seen.single_node:

@@ -28,6 +28,7 @@ from ..effects import drafts
 from ..effects.in_flight import EffectResult
 from ..model import (
     FATAL,
+    UNREADABLE,
     WARN,
     Plan,
     RunCheck,
@@ -513,7 +514,7 @@ def paths_verdict(done: EffectResult) -> CheckVerdict:
     """Of what the launcher's child wrote and read back; without an answer it is unknown."""
     try:
         rows = msgspec.json.decode(done.detail, type=list[tuple[str, str]]) if done.ok else []
-    except (msgspec.DecodeError, RecursionError):
+    except UNREADABLE:
         rows = []
     if not rows:
         return CheckVerdict(PATHS, UNKNOWN, done.error or "no answer")

@@ -61,6 +61,7 @@ class DocumentSeen(Value, frozen=True):
 
     plan: Plan | None = None  # newest that this node wrote or read
     version: int = 0
+    cluster: str = ""  # whose store that was; "" on one node, or of an older release's memory
     wrote: int = 0  # generation of the last plan this node tried to write
     meant: int = 0  # generation that is meant for the launcher that is here now
     refused_version: int = -1  # a write against this version failed: read again first

@@ -22,7 +22,7 @@ from ...checks.facts import Fault
 from ...checks.round import Round, pythons
 from ...core.checks import baseline
 from ...core.checks.verdict import CheckVerdict
-from ...core.model import Documents, Effect, RunCheck
+from ...core.model import UNREADABLE, Documents, Effect, RunCheck
 from ...core.nodes import fleet_baseline
 from ...system.child_probe import Prober
 from ..state import AgentState
@@ -132,7 +132,7 @@ class Checks:
             return answer.error
         try:
             made = msgspec.json.decode(answer.output, type=list[CheckVerdict])
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             return BAD.format(error)
         by_name = {one.check: one for one in state.checks} | {one.check: one for one in made}
         self._show(by_name.values())

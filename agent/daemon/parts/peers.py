@@ -23,8 +23,10 @@ from holdfast.worker import addresses
 from ...config import store as store_address
 from ...config.settings import PEERS_PORT
 from ...config.store import read_password
+from ...core.checks import node_tests
 from ...core.model import (
     TRAINER,
+    UNREADABLE,
     Beat,
     Decision,
     Doc,
@@ -33,13 +35,16 @@ from ...core.model import (
     StoreWrite,
     run_subject,
 )
+from ...core.model.subject import ADDRESS
+from ...core.nodes import check_reports, fleet_baseline
+from ...core.nodes import identity as identities
 from ...core.run import fences
 from ...core.run.members import read_plan
 from ...launchers.server import LauncherServer
 from ...peers import remembered
 from ...peers.beats import Address, Peers
 from ...peers.choice import LINES_MAX
-from ...peers.conversation import Endpoint, Told
+from ...peers.conversation import PING_S, Endpoint, Told
 from ...store import identity
 from ...store.base import Conflict, Store, StoreError
 from ...system import procfs
@@ -47,13 +52,16 @@ from ...system.errors import say
 from ...system.side_thread import SideThread
 from ..state import AgentState
 
-ADDRESS = "address"  # kind of the documents that say where each agent listens
 TOKEN_FILE = "cluster.token_file"
 TOKEN = "cluster-token"
 PUBLISH_S = 1.0  # between two tries
 LOOK_S = 10.0  # between two looks at who is gone
 AWAY_S = 0.5  # behind a start; a store that answers later has the same token but for accidents
 FORGOTTEN_AT_ONCE = 16
+AWAY_LONG_S = 7 * 86400.0
+OF_A_NODE = (identities.PREFIX.rstrip("/"), check_reports.KIND, fleet_baseline.KIND,
+             node_tests.KIND)
+KNOW_S, KNOW_MOST_S = 1 / 160, 2.0  # for each connection, and between two looks at them all
 RUNS_MAX = 32  # private agents of one node, the newest
 ENDED_WELL = 0
 
@@ -71,7 +79,7 @@ class Place(msgspec.Struct, frozen=True, omit_defaults=True):
 def read_place(body: bytes) -> Place | None:
     try:
         return msgspec.json.decode(body, type=Place)
-    except (msgspec.DecodeError, RecursionError):
+    except UNREADABLE:
         return None
 
 
@@ -115,9 +123,11 @@ class PeerPart:
                 read_password(cluster.token_file, TOKEN_FILE) if cluster.token_file else "")
         except ValueError as error:
             raise StoreError(str(error)) from error
-        self._endpoints: dict[str, Endpoint] = {}  # run -> the newest that another node told
+        self._endpoints: dict[str, Endpoint] = {}  # run -> what its launcher here was told last
         self._left: dict[str, int] = {}  # run -> generation that its launcher was told to leave
         self._docs: object = None
+        self._away_s: dict[str, float] = {}  # nodes without an address -> since when
+        self._away_of: object = None  # the documents in which they were looked for
         self._places: dict[str, Address] = {}
         folder = Path(state.config.agent.state_dir)
         self._file, self._side_thread = folder / remembered.FILE, SideThread("peers")
@@ -149,24 +159,27 @@ class PeerPart:
             await self.peers.close()
 
     async def _stay(self, place: Place) -> None:
-        published_s = looked_s = 0.0
+        published_s = looked_s = knew_s = 0.0
         self._docs = self._of = None  # behind a crash of this part there is no connection any more
         while True:
             view, now_s = self._store.view(), time.monotonic()
             is_due = now_s - published_s > PUBLISH_S
-            if is_due or view.docs is not self._docs:
+            # Where thousands begin at once each of them changes the documents.
+            rest_s = min(KNOW_MOST_S, len(self.peers.lines) * KNOW_S)
+            if (is_due or view.docs is not self._docs) and now_s - knew_s > rest_s:
+                knew_s = now_s
                 self._know(view)
             if is_due:
                 published_s = now_s
                 await self._publish(place)
                 await self._keep_token()
                 self._remember(view)
+                self._say_refused()
             if now_s - looked_s > LOOK_S:
                 looked_s = now_s
                 await self._forget_gone()
                 self.peers.forget(self.peers.addresses)
-            self._say_refused()
-            await asyncio.sleep(self.peers.ping_s())
+            await asyncio.sleep(PING_S)
             self.peers.tick()
 
     def _know(self, view: StoreView) -> None:
@@ -229,6 +242,23 @@ class PeerPart:
             doc = self._doc(f"{ADDRESS}/{name}")
             if doc.body:
                 await self._do(self._store.delete(doc.key, doc.version))
+        await self._forget_documents(present)
+
+    async def _forget_documents(self, present: Collection[str]) -> None:
+        """Takes away what nodes without an address wrote of themselves, once they were away for as
+        long as this agent has watched: in a cluster of which nodes come and go by ever new names
+        every agent would keep all of it.  What excludes a node stays."""
+        docs, now_s = self._store.view().docs, time.monotonic()
+        if docs is not self._away_of:
+            self._away_of, here = docs, {name for name, _ in docs.of(ADDRESS)}.union(present)
+            away = {name for kind in OF_A_NODE for name, _ in docs.of(kind)} - here
+            self._away_s = {name: self._away_s.get(name, now_s) for name in away}
+        long_ago_s = now_s - AWAY_LONG_S
+        gone = sorted(name for name, since_s in self._away_s.items() if since_s < long_ago_s)
+        for name in gone[:FORGOTTEN_AT_ONCE]:
+            for doc in [docs.get(f"{kind}/{name}") for kind in OF_A_NODE]:
+                if doc.version:
+                    await self._do(self._store.delete(doc.key, doc.version))
 
     def _say_refused(self) -> None:
         """To the terminals here: a launcher would wait for such a node, or for its own, in silence.
@@ -330,8 +360,10 @@ class PeerPart:
     def launcher_came(self, run: str) -> None:
         """Another connection has heard nothing yet."""
         self._left.pop(run, None)
-        if run in self._endpoints:
-            self._order_endpoint(self._endpoints[run])
+        served = self._launchers.runs()
+        self._endpoints = {one: told for one, told in self._endpoints.items()
+                           if one in served and one != run}
+        self._order_endpoint(run)
 
     # ------------------------------------------------------------- hearing
 
@@ -340,10 +372,7 @@ class PeerPart:
 
     def beats_came(self, told: Told, is_news: bool) -> None:
         for endpoint in told.endpoints:
-            known = self._endpoints.get(endpoint.run)
-            if known != endpoint and (known is None or endpoint.generation >= known.generation):
-                self._endpoints[endpoint.run] = endpoint
-                self._order_endpoint(endpoint)
+            self._order_endpoint(endpoint.run)
         for beat in told.beats:
             if is_broken(beat):
                 self._leave(beat.run, beat.generation)
@@ -363,9 +392,11 @@ class PeerPart:
     async def asked(self, node: str, question: Any) -> dict[str, Any]:
         return await self.answer(node, question)
 
-    def _order_endpoint(self, endpoint: Endpoint) -> None:
-        if self._launchers.session(endpoint.run) is not None:
-            self._launchers.order(endpoint.run, {"t": "endpoint", **msgspec.to_builtins(endpoint)})
+    def _order_endpoint(self, run: str) -> None:
+        endpoint = self.peers.endpoint(run) if self._launchers.session(run) is not None else None
+        if endpoint is not None and endpoint != self._endpoints.get(run):
+            self._endpoints[run] = endpoint
+            self._launchers.order(run, {"t": "endpoint", **msgspec.to_builtins(endpoint)})
 
     def _leave(self, run: str, generation: int) -> None:
         """The generation cannot go on: ranks here that wait for the others need not wait."""

@@ -5,7 +5,8 @@ to void, so a generation elsewhere starts when the permits of the old one have r
 counted from before the question that renewed it was sent.  One node's have no end.
 
 With the store away, or slow, as in an election of its own (failsafe), a permit is renewed while
-every member and spare of the plan answers and knows no higher generation: who answers has heard of
+every member and spare of the plan answers and knows no higher generation, and so does every other
+node that told of a launcher of the run, for it may have been named since: who answers has heard of
 this node, and so does not hold it lost before the permit ends.  Its clock is handed in: the
 simulator runs this file too.
 """
@@ -16,14 +17,17 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from ...core.model import Doc, Plan, run_subject
+from ...core.model import Beat, Doc, Plan, run_subject
 from ...core.run import fences
-from ...core.run.members import read_plan
+from ...core.run.members import is_anothers, read_plan
 from ...store.base import StoreError
 from ...system import clocks
 
 RENEW_LEASES = 0.2  # of a lease between two renewals
-STORE_LEASES = 0.3  # of a lease that its answer is waited for: in time for the others' word
+# Of a lease that the store's answer is waited for: where the others' word would do as well, which
+# may be 0.4 of a lease old and one of them late; and where it would not.
+SOON_LEASES, STORE_LEASES = 0.1, 0.3
+WORD_LEASES = 0.5  # how old their word may be for that
 
 
 class Launchers(Protocol):
@@ -45,6 +49,8 @@ class Answers(Protocol):
     """What is needed of the others."""
 
     def answered_s(self, name: str, run: str, generation: int) -> float: ...
+
+    def heard(self) -> tuple[Beat, ...]: ...
 
 
 class Permits:
@@ -75,11 +81,7 @@ class Permits:
     async def renew(self, run: str, generation: int, lease_s: float) -> None:
         """By the store's word where it answers, else by all others' together."""
         sent_s = self._boot_s()
-        try:
-            async with asyncio.timeout(STORE_LEASES * lease_s):
-                doc: Doc | None = await self._store.read(run_subject(run))
-        except (StoreError, TimeoutError):
-            doc = None
+        doc = await self._read(run, lease_s)
         # Of an older generation that still runs here the launcher hears nothing any more.
         plan = read_plan(doc) if doc is not None else self._plan(run)
         if plan is None or plan.generation < generation:
@@ -92,12 +94,29 @@ class Permits:
                 "t": "permit", "generation": plan.generation,
                 "until_ns": int((since_s + lease_s) * 1e9)})
 
+    async def _read(self, run: str, lease_s: float) -> Doc | None:
+        """The run's document; None where the store does not say it in time."""
+        reading = asyncio.create_task(self._store.read(run_subject(run)))
+        since_s = self._boot_s() - WORD_LEASES * lease_s
+        try:
+            await asyncio.wait({reading}, timeout=SOON_LEASES * lease_s)
+            plan = self._plan(run)
+            if not reading.done() and (plan is None or self.failsafe_s(plan) < since_s):
+                await asyncio.wait({reading}, timeout=(STORE_LEASES - SOON_LEASES) * lease_s)
+            return reading.result() if reading.done() else None
+        except (StoreError, TimeoutError):
+            return None
+        finally:
+            reading.cancel()
+
     def failsafe_s(self, plan: Plan) -> float:
-        """Since when everybody of the plan is known to have heard of this node and to know of no
-        higher generation; 0.0 where somebody is not."""
+        """Since when everybody of the plan, and who could be by now, is known to have heard of this
+        node and to know of no higher generation; 0.0 where somebody is not."""
         if plan.finished >= 0:
             return 0.0
-        others = {*plan.members, *plan.spares} - {self._node}
+        told = {beat.node for beat in self._peers.heard()
+                if beat.run == plan.run and not is_anothers(beat.uid, plan.owner)}
+        others = {*plan.members, *plan.spares, *told} - {self._node}
         heard = [self._peers.answered_s(node, plan.run, plan.generation) for node in others]
         return min(heard, default=self._boot_s())
 

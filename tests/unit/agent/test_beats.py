@@ -29,7 +29,7 @@ from holdfast.agent.core.model import (
     Resume,
 )
 from holdfast.agent.daemon.parts import peers as part
-from holdfast.agent.peers import kernel_questions, transport
+from holdfast.agent.peers import conversation, kernel_questions, transport
 from holdfast.agent.peers.beats import Address, Peers
 from holdfast.agent.peers.conversation import PING_S, Endpoint, Told, news_of
 from holdfast.agent.peers.failure_detector import SILENT_TICKS
@@ -456,6 +456,37 @@ def test_who_knows_a_higher_generation_answers_for_no_permit() -> None:
     asyncio.run(body())
 
 
+def test_where_a_runs_store_is_holds_as_long_as_somebody_tells_it() -> None:
+    """Of thousands of runs a day none stays, and a name may begin again."""
+    orders: list[tuple[str, int]] = []
+    hears = Agent("a")
+    launchers = SimpleNamespace(
+        session=lambda run: run in ("r", "s") or None, runs=lambda: ("r", "s"),
+        order=lambda run, fields: orders.append((run, fields["generation"])) or "")
+    here = SimpleNamespace(peers=hears.peers, _launchers=launchers, _endpoints={}, _left={},
+                           _leave=None, _wake=lambda why: None)
+    here._order_endpoint = lambda run: part.PeerPart._order_endpoint(here, run)
+
+    def said(node: str, *endpoints: tuple[str, int]) -> None:
+        told = Told(endpoints=tuple(Endpoint(run, n, "10.0.0.1", 4711) for run, n in endpoints))
+        hears.peers._keep(node, told)
+        part.PeerPart.beats_came(here, told, False)
+
+    said("b", ("r", 50), ("another's", 1))
+    said("b", ("r", 50))
+    assert orders == [("r", 50)] and set(here._endpoints) == {"r"}
+    said("c", ("r", 49))
+    assert orders == [("r", 50)], "an older one of two that are told"
+    said("b")
+    said("c", ("r", 1))
+    assert orders == [("r", 50), ("r", 1)]
+    part.PeerPart.launcher_came(here, "r")
+    assert orders[2:] == [("r", 1)], "another connection has heard nothing yet"
+    said("c")
+    part.PeerPart.launcher_came(here, "s")
+    assert here._endpoints.keys() <= {"r"} and not hears.peers._endpoints
+
+
 def test_who_is_about_to_plan_without_a_node_answers_for_no_permit() -> None:
     """The node may reach this one and not the store, where it is written that it renews none."""
     told: list[Told] = []
@@ -465,6 +496,29 @@ def test_who_is_about_to_plan_without_a_node_answers_for_no_permit() -> None:
         plan = Plan("r", 3, ("a", "b"), ((0, "a"), (1, "b")), Resume("own"), "x", unheard=unheard)
         part.PeerPart.tell(here, Decision(plans=(plan,)))  # type: ignore[arg-type]
     assert [one.known for one in told] == [(("r", 3),), (("r", 4),)]
+
+
+def test_a_connection_speaks_as_seldom_as_it_says_unless_it_is_urged(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body() -> None:
+        a, b = Agent("a"), Agent("b")
+        monkeypatch.setattr(a.peers, "every", lambda name: 6)
+        async with agents(a, b):
+            seldom, often = a.peers.lines["b"], b.peers.lines["a"]
+            await until(lambda: seldom.is_up and often.is_up and seldom.number)
+            first, other = seldom.number, often.number
+            await until(lambda: seldom.number >= first + 4)
+            # Six of the other's for each of its own, if both had always had a processor.
+            assert often.number - other >= 3 * (seldom.number - first)
+            assert b.peers.detector.peers["a"].every == 6
+            monkeypatch.setattr(a.peers, "every", lambda name: 6000)
+            await until(lambda: b.peers.detector.peers["a"].every == conversation.EVERY_MAX)
+            seldom.urge()  # it would wait for ten minutes
+            now = seldom.number
+            await until(lambda: seldom.number > now)
+
+    asyncio.run(body())
 
 
 def test_what_wakes_a_connection_as_it_ends_keeps_nobody_from_ending() -> None:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -310,6 +311,31 @@ def test_where_no_process_can_be_made_each_check_says_so(
     monkeypatch.setattr(isolate.os, "fork", fork)
     assert [one.problem for one in events if one.ended] == [""]
     assert not run([call("gemm", answering(well), lock=lock)])["gemm"].problem  # it was let go
+
+
+def test_what_is_started_in_the_moment_of_the_end_is_ended_as_well(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Whoever looks below it a moment before sees nothing there."""
+    begun = tmp_path / "begun"
+
+    def starts() -> Any:
+        subprocess.Popen(["sleep", "1000"], start_new_session=True)
+        begun.touch()
+        return hang()
+
+    events = run_all([call("quick", answering(well)), call("hang", answering(starts))], 2)
+    assert next(events).name == "quick"
+    while not begun.exists():
+        time.sleep(0.01)
+    end, calls = isolate._end, isolate._children_of(os.getpid())
+
+    def sees_nothing(found: set[int], keep: int = 0) -> None:
+        if keep not in calls:
+            end(found, keep)
+
+    monkeypatch.setattr(isolate, "_end", sees_nothing)
+    events.close()  # type: ignore[attr-defined]
 
 
 def test_whoever_stops_listening_ends_them_all() -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from fakes import until
 from pages import same_as_golden
-from waiting import LIMIT_S
+from waiting import LIMIT_S, wait_for
 
 from holdfast.agent.config.load import load
 from holdfast.agent.core.model import StoreWrite
@@ -399,7 +399,8 @@ def test_evidence_names_the_folders_in_which_files_are_open(tmp_path):
     child = subprocess.Popen(["sleep", "60"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                              stderr=subprocess.DEVNULL)
     try:
-        assert evidence.look(child.pid)["open"] == []  # what it reads from and writes to is no file
+        # What it reads from and writes to is no file; its libraries it closes as it begins.
+        wait_for(lambda: evidence.look(child.pid)["open"] == [])
     finally:
         child.kill()
         child.wait()

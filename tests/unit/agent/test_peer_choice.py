@@ -15,7 +15,7 @@ from holdfast.agent.core.model import Beat, Doc, Documents, Lease, Plan, Resume,
 from holdfast.agent.daemon.parts import peers as part
 from holdfast.agent.peers import beats, conversation, remembered
 from holdfast.agent.peers.beats import Address
-from holdfast.agent.peers.choice import LINES_MAX, NEIGHBOURS_MAX, choice
+from holdfast.agent.peers.choice import ALL_NEAR, LINES_MAX, NEAR, NEIGHBOURS_MAX, choice, near
 from holdfast.agent.store import identity
 from holdfast.agent.store.memory import MemoryServer, MemoryStore
 
@@ -55,6 +55,21 @@ def test_all_nodes_of_a_run_are_in_touch_however_late_their_names(count: int) ->
         assert run - {own} <= found.wanted and not found.missing
         assert all(own in choice(other, known, run).wanted for other in list(run)[:5]
                    if other != own)
+
+
+@pytest.mark.parametrize("count", [2, ALL_NEAR + 1, ALL_NEAR + 2, 300, 2000])
+def test_near_are_all_of_few_and_of_many_those_who_are_near_one_another(count: int) -> None:
+    """Whichever runs each of them shares with others."""
+    known = names(count)
+
+    def near_of(own: str, mates: list[str]) -> set[str]:
+        return set(near(own, choice(own, known, mates).wanted))
+
+    for at in range(0, count, 1 + count // 60):
+        own = known[at]
+        found = near_of(own, known[::3] if at % 2 else [])
+        assert len(found) == (count - 1 if count <= ALL_NEAR + 1 else NEAR) and own not in found
+        assert all(own in near_of(other, known[::7]) for other in found)
 
 
 def test_a_run_of_too_many_nodes_is_told_how_many_are_missing() -> None:
@@ -166,16 +181,18 @@ def test_addresses_of_nodes_that_are_long_gone_are_taken_away_and_no_others() ->
         agent = agent_of(store, "n0150")
         try:
             agent._know(store.view())
-            gone = set(names(300)[120:145])
-            cut_off = set(names(300)[145:148])  # these reach the store, and not this node
+            gone = set(names(300)[124:149])
+            cut_off = set(names(300)[120:124])  # these reach the store, and not this node
             store.names = frozenset(cut_off)
-            ticks = int(conversation.GONE_S / agent.peers.ping_s())
+            ticks = int(conversation.GONE_S / conversation.PING_S)
+            far = agent.peers.far_every()
             silent = gone | cut_off
-            for _ in range(ticks + 2):
+            assert not agent.peers.near.isdisjoint(silent)
+            for tick in range(ticks + far):
                 agent.peers.detector.tick()
-                for name in agent.peers.lines.keys() - silent:
-                    agent.peers.detector.heard(name)
-                if _ == ticks // 2:
+                for name in agent.peers.lines.keys() - silent if tick % far == 0 else ():
+                    agent.peers.detector.heard(name, (), agent.peers.every(name))
+                if tick == ticks // 2:
                     await agent._forget_gone()
                     assert len(server.docs) == 300
             server.available = False
@@ -403,5 +420,31 @@ def test_another_token_ends_what_was_proven_with_the_one_before() -> None:
         agent._remember(msgspec.structs.replace(store.view(), cluster="c1"))
         assert set(agent.peers.lines) == set(before) and agent.peers.token == b"\xff new"
         await agent.peers.close()
+
+    asyncio.run(body())
+
+
+def test_what_a_node_wrote_of_itself_goes_once_it_was_away_for_long(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a cluster of which nodes come and go by ever new names; what excludes one stays."""
+    monkeypatch.setattr(part, "AWAY_LONG_S", 0.0)
+
+    async def body() -> None:
+        store, server = await store_of(3)
+        for kind in ("identity", "checks", "baseline", "tested", "node"):
+            for name in ("n0001", "cut-off", "gone"):
+                server.docs[f"{kind}/{name}"] = Doc(f"{kind}/{name}", 1, b"{}")
+        store.names = frozenset(("cut-off",))
+        await store.refresh()
+        agent = agent_of(store, "n0000")
+        try:
+            await agent._forget_gone()
+            await store.refresh()
+            await agent._forget_gone()
+        finally:
+            await agent.peers.close()
+        assert sorted(key for key in server.docs if key.endswith("/gone")) == ["node/gone"]
+        assert len(server.docs) == 3 + 2 * 5 + 1 and not errors
 
     asyncio.run(body())

@@ -11,14 +11,25 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.agent.core.model import Request
+from holdfast.agent.core.model import Doc, Lease, Plan, Request, Resume, StoreView
 from holdfast.agent.daemon import starts as module
+from holdfast.agent.daemon.attempts import (
+    GOES_ON,
+    HERE,
+    OVER,
+    UNKNOWN,
+    KnownAttempt,
+    Local,
+    Still,
+    judged,
+)
 from holdfast.agent.daemon.starts import (
     ALL,
     END,
     LOOK,
     START,
     STARTS,
+    Accepting,
     Asked,
     Launched,
     Order,
@@ -28,6 +39,7 @@ from holdfast.agent.daemon.starts import (
     Waiting,
 )
 from holdfast.agent.web import starts as web_starts
+from holdfast.agent.web.body import BAD_BODY
 from holdfast.worker.peers import user_name
 
 ALICE, BOB = 54101, 54102
@@ -42,10 +54,13 @@ class Wire:
         self.requests: list[Request] = []
         self.refused: list[tuple[int, str, str, str]] = []
         self.owners: dict[str, int] = {}  # of launchers that nobody here started
+        self.served: set[str] = set()
+        self.store = StoreView(up=True)
         self.agents = {name: Starts(name, Line(self, name), self.runs()) for name in names}
 
     def runs(self) -> Runs:
-        return Runs(self.owners.get, self.request, self.journal.append,
+        return Runs(self.owners.get, self.served.__contains__, lambda: self.store,
+                    self.request, self.journal.append,
                     lambda *said: self.refused.append(said))
 
     def request(self, one: Request) -> bool:
@@ -373,3 +388,138 @@ def test_an_agent_without_others_says_what_to_set() -> None:
         assert list(await alone.everywhere(END, os.getuid(), Asked([ALL], "m5"))) == ["a"]
 
     play(body)
+
+
+def test_an_order_that_accept_keeps_is_shown_ended_and_gives_way() -> None:
+    """It waits there since its launcher was lost; nothing of it runs."""
+    async def body() -> None:
+        wire = Wire("a", "b")
+        accept = Accept(wire.agents["b"], ALICE)
+        accept.runs = [Launched("start-1", "m5", "queued", text="waits")]
+        await accept.ask(0.0)
+        asked = Asked(["b"], "m5")
+        row = (await wire.agents["a"].everywhere(LOOK, ALICE, asked))["b"]
+        assert (row["state"], row["text"]) == ("queued", "waits")
+        await wire.agents["a"].everywhere(END, ALICE, asked)
+        assert await accept.ask(5.0) == [{"do": END, "id": "start-1"}]
+        await wire.agents["a"].everywhere(START, ALICE, Asked(["b"], "m5", order()))
+        (given,) = await accept.ask(5.0)
+        assert given["do"] == START and given["id"] != "start-1"
+
+    play(body)
+
+
+def test_an_order_that_waits_is_found_behind_one_that_was_withdrawn() -> None:
+    accepting = Accepting("life-of-it")
+    accepting.late["start-2"] = "m5"
+    for state in ("queued", "running"):
+        accepting.launched = {"start-1": Launched("start-1", "m5", state)}
+        found = accepting.of("m5")
+        assert found is not None and (found.id, found.state) == ("start-1", state)
+
+
+def test_what_begins_again_is_in_the_journal_once() -> None:
+    async def body() -> None:
+        wire = Wire("a", "b")
+        accept = Accept(wire.agents["b"], ALICE)
+        for state in ("queued", "running", "running"):
+            accept.runs = [Launched("start-1", "m5", state)]  # type: ignore[arg-type]
+            await accept.ask(0.0)
+        (kept,) = wire.journal
+        assert (kept.id, kept.action, kept.run) == ("start-1", START, "m5")
+        assert "kept the order" in kept.by
+
+    play(body)
+
+
+def document(**changes: Any) -> Doc:
+    plan = Plan("m5", 9, ("a", "b"), ((0, "a"), (1, "b")), Resume("fresh"), "", spares=("c",),
+                owner=ALICE, attempt=7)
+    return Doc("run/m5", 3, msgspec.json.encode(msgspec.structs.replace(plan, **changes)))
+
+
+def lease(node: str) -> tuple[Lease, ...]:
+    return (Lease("other", "a", 0.0), Lease("m5", node, 0.0))
+
+
+@pytest.mark.parametrize(("store", "served", "asked", "state", "told"), [
+    (StoreView(True, (document(),), lease("a")), False, 7, GOES_ON, 7),
+    (StoreView(True, (document(),), lease("b")), False, 7, UNKNOWN, 7),  # of its own last life
+    (StoreView(True, (document(),), ()), False, 7, UNKNOWN, 7),  # nobody is left, or not yet
+    (StoreView(True, (document(),), lease("a")), False, 6, OVER, 7),
+    (StoreView(True, (document(attempt=0),), lease("a")), False, 7, OVER, 0),
+    (StoreView(True, (document(finished=0),), lease("a")), False, 7, OVER, 7),
+    (StoreView(True, (document(owner=BOB),), lease("a")), False, 7, OVER, 0),
+    (StoreView(True, (document(owner=-1),), lease("a")), False, 7, OVER, 0),
+    (StoreView(True, (), lease("a")), False, 7, UNKNOWN, 0),
+    (StoreView(True, (Doc("run/m5", 1, b"{"),), lease("a")), False, 7, UNKNOWN, 0),
+    (StoreView(False, (document(finished=0),), lease("a"), "no member"), False, 7, UNKNOWN, 0),
+    (StoreView(True, (document(),), lease("a")), True, 0, HERE, 7),
+    (StoreView(True, (document(members=("a",)),), lease("a")), True, 0, HERE, 0),
+    (StoreView(True, (document(members=("a",), spares=("b",)),), lease("a")), True, 0, HERE, 7),
+])
+def test_whether_an_attempt_goes_on_is_known_or_is_not(
+    store: StoreView, served: bool, asked: int, state: str, told: int
+) -> None:
+    found = judged(KnownAttempt("m5", asked), ALICE, store, Local("b", served))
+    assert (found.state, found.attempt) == (state, told) and found.text
+    assert found.witness == ("a" if state == GOES_ON else "")
+
+
+def test_a_node_is_no_witness_of_its_own() -> None:
+    store = StoreView(True, (document(),), lease("b"))  # type: ignore[arg-type]
+    assert judged(KnownAttempt("m5", 7), ALICE, store, Local("a", False)).witness == "b"
+    alone = document(ranks=((0, "a"), (1, "a")))
+    store = StoreView(True, (alone,), lease("b"))  # type: ignore[arg-type]
+    assert judged(KnownAttempt("m5", 7), ALICE, store, Local("a", False)).state == UNKNOWN
+
+
+def status(**changes: Any) -> dict[str, Any]:
+    """What an agent says of itself."""
+    row = {"run": "m5", "generation": 9, "connected": True, **changes}
+    return {"answer": {"runs": [row]}, "owners": {"m5": changes.get("uid", ALICE)}}
+
+
+@pytest.mark.parametrize(("said", "state"), [
+    (status(), GOES_ON), (status(generation=7), GOES_ON), (status(generation=10), GOES_ON),
+    # Started under this name again, by the same user: nothing is planned for it yet.
+    (status(generation=0), UNKNOWN), (status(generation=6), UNKNOWN),
+    (status(connected=False), UNKNOWN), (status(uid=BOB), UNKNOWN), (status(run="m6"), UNKNOWN),
+    (None, UNKNOWN), ({}, UNKNOWN), ({"answer": None, "owners": {}}, UNKNOWN),
+    ({"answer": {"runs": [5]}, "owners": {}}, UNKNOWN), (status(generation="x"), UNKNOWN),
+    (status() | {"owners": None}, UNKNOWN),
+])
+def test_a_run_goes_on_where_a_launcher_of_its_plan_says_so(
+    said: dict[str, Any] | None, state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body() -> None:
+        wire, asked = Wire("a", "b"), list[tuple[str, Any]]()
+
+        async def ask(self: Line, name: str, question: Any, limit_s: float) -> Any:
+            asked.append((name, question))
+            if said is None:
+                raise ConnectionError("it is lost")
+            return said
+
+        monkeypatch.setattr(Line, "ask", ask)
+        wire.store = StoreView(True, (document(),), lease("c"))  # type: ignore[arg-type]
+        answer = await wire.agents["b"].still(ALICE, Still([KnownAttempt("m5", 7)]))
+        assert answer["node"] == "b" and answer["runs"]["m5"]["state"] == state
+        assert asked == [("a", {"what": "status"})]
+        # What is known without it asks nobody.
+        wire.store = StoreView(True, (document(finished=0),), lease("c"))  # type: ignore[arg-type]
+        answer = await wire.agents["b"].still(ALICE, Still([KnownAttempt("m5", 7)]))
+        assert answer["runs"]["m5"] == {
+            "state": OVER, "attempt": 7, "text": "it has ended with 0"} and len(asked) == 1
+
+    play(body)
+
+
+@pytest.mark.parametrize("body", [
+    b"", b"[]", b"{}", b'{"runs": 1}', b'{"runs": [{"run": "../x"}]}',
+    b'{"runs": [{"run": "m5", "attempt": -1}]}', b'{"runs": [], "more": 1}', b"[" * 100_000,
+    b'{"runs": [' + b", ".join([b'{"run": "m5"}'] * 65) + b"]}",
+])
+def test_a_question_that_is_none_is_refused(body: bytes) -> None:
+    with pytest.raises(BAD_BODY):
+        msgspec.json.decode(body, type=Still)

@@ -199,7 +199,9 @@ class Lab:
             self.next_pid += 1
             pid = old.pid if kept and old else self.next_pid
             ranks.append(
-                RankView(rank, self.name, pid, body.generation, "running", step=body.resume.step,
+                # A page shows the steps that its process has ended: of a new one none.
+                RankView(rank, self.name, pid, body.generation, "running",
+                         step=old.step if kept and old else 0,
                          phase="startup", proc_state="S", beat_age_s=0.05)
             )
         self.view = replace(
@@ -245,8 +247,9 @@ class Lab:
 
     def train(self, to: int, seconds: float = 0.15, phase: str = "forward_backward") -> None:
         """Every rank finishes steps up to `to`."""
-        while self.rank(0).step < to:
-            done = self.rank(0).step + 1
+        done = max(self.rank(0).step, self.plan().resume.step)
+        while done < to:
+            done += 1
             ring = tuple((step, 2 * step) for step in range(max(1, done - 7), done + 1))
             self.all(step=done, phase=phase, still_s=0.0, step_time_s=seconds,
                      state="running", parked=None, step_seq=ring)

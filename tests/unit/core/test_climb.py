@@ -202,7 +202,7 @@ def test_a_run_of_a_name_that_trained_before_is_known_by_its_own_steps(
     if grade == "trainer":  # it goes on from there; a script's own steps count from 0
         made.commit(20)
     submitted_again(made)
-    made.train(made.rank(0).step + steps)
+    made.train(made.plan().resume.step + steps)
     made.restart_agent()
     for number in (0, 1):
         made.raises(number, "ModuleNotFoundError: No module named 'x'")

@@ -568,3 +568,23 @@ def test_a_node_that_fell_silent_with_a_fault_of_many_counts_for_the_breaker() -
     cluster.lost.add("d")
     cluster.run(40)
     assert not any(key.startswith("node/") for key in cluster.docs)
+
+
+@pytest.mark.parametrize(("more", "counts"), [
+    ({"since_wall_s": 90.0}, False),  # nothing was written of them since
+    ({"since_wall_s": 1.0}, True),
+    ({}, True),  # not known
+])
+def test_nodes_that_are_gone_for_good_hold_no_breaker_open(
+    more: dict[str, float], counts: bool
+) -> None:
+    """Three instances were excluded over the months, and replaced under other names."""
+    cluster = started("abcdefgh", nnodes=2)
+    wall_s = 1e9 + cluster.labs["a"].boot_s
+    for name in "xyz":
+        since_s = {key: wall_s - days * 86400.0 for key, days in more.items()}
+        body = NodeDoc(excluded=True, fault="gpu_lost", **since_s)
+        cluster.docs[f"node/{name}"] = Doc(f"node/{name}", 1, msgspec.json.encode(body))
+    cluster.fatal["d"] = "gpu_lost"
+    cluster.run(10)
+    assert ("node/d" not in cluster.docs) is counts

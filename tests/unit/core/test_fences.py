@@ -221,6 +221,9 @@ def test_a_node_that_is_missed_begins_no_ranks_of_a_script() -> None:
         assert may_start(RunState("r"), StageView(view, plan, single_node=False)) is starts
         heard = replace(plan, unheard=())
         assert may_start(RunState("r"), StageView(view, heard, single_node=False))
+        # What the store said minutes ago, others may have counted past: no permit begins by it.
+        away = StageView(view, heard, single_node=False, up=False)
+        assert may_start(RunState("r"), away) is starts
 
 
 def test_who_waits_looks_again_when_the_permits_have_run_out() -> None:

@@ -250,3 +250,13 @@ def test_whoever_is_to_be_drained_carries_ranks_only_where_there_is_no_other_way
     {"fresh": False}, {"lost": True}, {"fatal": "x"}, {"excluded": True}, {"held": "x"}])
 def test_each_reason_alone_keeps_a_node_out(why: dict[str, object]) -> None:
     assert Member("a", True).is_fit and not replace(Member("a", True), **why).is_fit
+
+
+def test_who_plans_stays_named_fit_or_not() -> None:
+    """A node that is cut off with its ranks, and the store with it, asks those that the plan names
+    whether it may go on: who leads must be among them."""
+    members = (Member("a", True, excluded=True), Member("b", True),
+               Member("c", True, excluded=True))
+    view = PlanView("r", "script", True, 0, 1, "x", members, World(1, 1), node="a")
+    made, _ = plan_run(view)
+    assert made is not None and (made.members, made.spares) == (("b",), ("a",))

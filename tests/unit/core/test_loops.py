@@ -160,3 +160,36 @@ def test_lives_that_did_hardly_anything_use_the_runbooks_budget_up(
     lab = killed(grade, 30, 1000, steps, seconds)
     said = "used up its 10 restarts" if steps or grade == "opaque" else "3 times before its first"
     assert lab.finishes() == [76] and said in why(lab)
+
+
+def test_a_new_process_that_fails_in_its_first_step_fails_at_the_step_it_went_on_from() -> None:
+    """Its page has counted none yet: told as another failure, before the first step of all, the
+    loop would end as spent restarts, and each two of its turns would count anew."""
+    lab = lab_of("trainer")
+    lab.train(104)
+    for turn in range(4):
+        if lab.finishes():
+            break
+        assert lab.rank(1).step == (104 if turn == 0 else 0)
+        lab.raises(1, "ValueError: same", code=7)
+        lab.park(0, 104)
+        lab.settle()
+    assert lab.finishes() == [7] and "3 times at step 104" in why(lab)
+
+
+def test_the_rank_that_hangs_is_named_and_not_the_one_that_is_new() -> None:
+    """In its first step behind a re-join the new one has ended none, and is no step behind."""
+    lab = lab_of("trainer")
+    lab.train(20)
+    lab.kill(1)
+    lab.park(0, 20)
+    lab.settle()
+    assert (lab.rank(0).step, lab.rank(1).step) == (20, 0)
+    for _ in range(40):
+        still_s = lab.rank(0).still_s + 1.0
+        lab.change(0, still_s=still_s + 5.0, phase="forward_backward", active=False)
+        lab.change(1, still_s=still_s, phase="collective", active=False)
+        lab.step(1.0)
+        if named := [i for i in lab.decision.incidents if i.fault == "rank_hung"]:
+            break
+    assert named and named[0].culprit.startswith("rank 0"), named

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from holdfast.agent.core.detect.ranks.hang import name_culprits
 from holdfast.agent.core.model import (
@@ -152,6 +154,26 @@ def test_documents_are_found_by_key_and_by_kind() -> None:
     assert StoreView(True, some).docs == Documents(some)  # type: ignore[arg-type]
 
 
+@given(st.lists(st.tuples(st.booleans(), st.dictionaries(
+    st.sampled_from(("node/a", "node/b", "node/b/x", "run/r", "run/", "lease")),
+    st.one_of(st.none(), st.integers(1, 5)), max_size=3)), max_size=8))
+def test_documents_by_kind_are_the_same_whether_read_anew_or_changed(
+    steps: list[tuple[bool, dict[str, int | None]]]
+) -> None:
+    docs, expected = Documents(), dict[str, Doc]()
+    for is_asked, change in steps:
+        if is_asked:
+            docs.of("node"), docs.of("none")
+        made = {key: Doc(key, version) if version else None for key, version in change.items()}
+        docs = docs.changed(made)
+        for key, doc in made.items():
+            expected.pop(key, None) if doc is None else expected.update({key: doc})
+        for kind in ("node", "run", "lease", "none"):
+            assert docs.of(kind) == tuple(
+                (key.partition("/")[2], doc) for key, doc in expected.items()
+                if key.partition("/")[0] == kind)
+
+
 def test_a_document_is_decoded_once_for_each_version() -> None:
     read: list[Doc] = []
 
@@ -258,6 +280,7 @@ def test_a_world_grows_back_at_the_end_of_a_step_when_the_node_is_there_again() 
     assert plan.members == ("a", "c", "b")
     assert (plan.resume.kind, plan.resume.step, plan.keep) == ("survivor", 4, (0, 1))
     assert plan.spent == before  # it costs no restart
+    assert (plan.generation, plan.attempt) == (3, 1)
     stops = [e.body for e in cluster.labs["c"].log if e.kind == "stop"]
     assert stops and stops[-1].park  # type: ignore[union-attr]
     assert culprits(cluster) == {"node_lost": "b", "world_grows": ""}
@@ -326,6 +349,7 @@ def test_a_name_is_free_when_its_run_is_over() -> None:
     cluster.run(8)
     assert (cluster.plan().owner, cluster.plan().finished, cluster.plan().generation) == (
         1001, -1, 2)
+    assert cluster.plan().attempt == 2
 
 
 # ---------------------------------------------------------------- what a leader plans from

@@ -63,6 +63,23 @@ def test_a_killed_rank_is_replaced_and_the_survivor_lives_on() -> None:
     assert start.history == ((1, 0), (2, 17))
 
 
+def test_a_rank_that_raised_is_named_and_lives_on_with_the_others() -> None:
+    lab = Lab()
+    lab.begin()
+    lab.train(17)
+    lab.park(0, 17)
+    lab.park(1, 17)
+    lab.change(1, ended=Ended(1, 0, "exception", "ValueError: x", boot_s=lab.boot_s))
+    assert lab.kinds(lab.step()) == ["put"]
+    verdict = lab.decision.verdicts[0]
+    assert (verdict.fault, verdict.subject, verdict.act) == ("rank_exited", "run/r/rank/1", True)
+    assert "raised ValueError: x" in verdict.reason
+    assert lab.kinds(lab.step()) == ["start"]
+    start = lab.starts()[-1]
+    assert (start.generation, start.keep) == (2, (0, 1))
+    assert start.resume == Resume("survivor", 17, 1)
+
+
 def test_the_incident_tells_culprit_actions_and_cost_and_closes_on_the_first_new_step() -> None:
     lab = Lab()
     lab.begin()

@@ -100,9 +100,12 @@ def test_a_run_that_is_over_is_not_started_again(finished: int) -> None:
 
 def test_who_is_kept_is_of_this_node_and_parked() -> None:
     parked = [rank(number, state="parked") for number in (0, 2)]
-    dead = rank(1, state="parked", ended=Ended(1))
+    dead = rank(1, state="ended", ended=Ended(1))
     effect = reconcile.start(plan(keep=(0, 1, 2)), view(ranks=(*parked, dead)), 5.0)
     assert effect is not None and effect.body.keep == (0,) and effect.body.ranks == (0, 1)
+    raised = rank(1, state="parked", ended=Ended(1, outcome="exception"))
+    effect = reconcile.start(plan(keep=(0, 1, 2)), view(ranks=(*parked, raised)), 5.0)
+    assert effect is not None and effect.body.keep == (0, 1), "it raised, and its process stays"
     assert effect.body.world == 3
     # Its processes go on as the ranks that their places have now.
     moved = replace(plan(keep=(1, 2)), ranks=((0, "x"), (1, "a"), (2, "a")))

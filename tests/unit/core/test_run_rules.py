@@ -391,9 +391,12 @@ def test_the_highest_untorn_step_is_resumed_from_and_who_parked_lives_on() -> No
     assert survivors((7, False), (8, False), bad_from=8)[0].step == 7
     assert survivors((8, False), bad_from=8) is None
     assert survivors((0, False), current=None)[0].step == 0, "of a run that no plan has yet"
-    dead = rank(0, generation=2, state="parked", parked=Parked(9, False, "x"), ended=Ended(1))
+    dead = rank(0, generation=2, state="ended", parked=Parked(9, False, "x"), ended=Ended(1))
     moved = rank(1, generation=2, state="parked", parked=Parked(9, False, "x"), node="z")
     assert survivors((7, False), (8, False), ranks=(dead, moved)) is None
+    raised = replace(dead, state="parked")
+    assert survivors((7, False), (8, False), ranks=(raised, moved)) == (
+        Resume("survivor", step=9, generation=2), (0,)), "it raised, and its process is there"
 
 
 def test_a_process_lives_on_as_the_rank_that_its_place_on_its_node_has_now() -> None:

@@ -49,7 +49,8 @@ def trains(made: Cluster, steps: int = 12) -> None:
         for lab in made.labs.values():
             for rank in lab.view.ranks:
                 if rank.state == "running":
-                    lab.change(rank.rank, still_s=0.0, step=rank.step + 1, step_time_s=1.0,
+                    done = max(rank.step, made.plan().resume.step)
+                    lab.change(rank.rank, still_s=0.0, step=done + 1, step_time_s=1.0,
                                phase="forward_backward")
         made.step()
 

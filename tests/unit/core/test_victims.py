@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from holdfast.agent.core.model import Parked
+
 from .driver import Lab
 
 
@@ -40,3 +42,24 @@ def test_an_end_on_its_own_account_after_a_consequence_is_still_named() -> None:
     lab.step()
     assert lab.decision.verdicts[0].subject == "run/r/rank/1"
     assert lab.decision.verdicts[0].confidence == 1.0
+
+
+def test_what_broke_a_collective_is_said_alike_in_each_generation() -> None:
+    """By who saw it: who was told to leave has no word of it, and a port is another each time."""
+    counted = []
+    for port in (44930, 922):
+        lab = Lab(nproc=3)
+        lab.begin()
+        lab.train(5)
+        for rank, reason in enumerate((
+            f"generation_over: generation {port} is over", "generation_over: generation is over",
+            "peer_lost: [/gloo/transport/tcp/pair.cc:553] Connection closed by peer "
+            f"[10.0.0.3]:{port}",
+        )):
+            lab.change(rank, state="parked", parked=Parked(5, False, reason))
+        lab.settle()
+        (verdict,) = {one.reason: one for one in lab.decision.incidents}
+        assert verdict.endswith(f"Connection closed by peer [10.0.0.3]:{port})"), verdict
+        counted += [key for key, _ in lab.plan().spent if key.startswith("signature/")]
+    assert counted == 2 * ["signature/rank_hung/5/peer_lost: [/gloo/transport/tcp/pair.cc:553] "
+                           "Connection closed by peer [10.0.0.3]"]

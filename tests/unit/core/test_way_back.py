@@ -295,6 +295,45 @@ def test_progress_gives_back_what_this_generation_was_charged(
     assert way.recoveries._spent(way.context(0.0), paid, life) == left
 
 
+@pytest.mark.parametrize(("cause", "left"), [
+    ({"parks": True, "charged": False}, (("restarts", 1),)),
+    ({"parks": False, "charged": False}, ALL),  # it ended as it was granted
+    ({"parks": True, "charged": True}, ALL)])
+@pytest.mark.parametrize("earned", ["a checkpoint", "steps"])
+def test_a_generation_that_leaves_at_the_end_of_a_step_earns_until_then(
+    cause: dict[str, Any], left: tuple[tuple[str, int], ...], earned: str
+) -> None:
+    """Nine steps before it was asked, two behind that; or the checkpoint that it leaves."""
+    way = Way(fault="world_grows", **cause)
+    charged = ("restarts",) if cause["charged"] else ()
+    way.state.recovery = replace(way.state.recovery, grant=Grant(
+        "restart", "x", spent=ALL, charged=charged))
+    way.state.progress = replace(way.state.progress, earned_steps=9, moved=True, base_step=20)
+    paid = plan(generation=1, granted=("charged:f/x/r", "charged:restarts"), spent=ALL)
+    way.state.document = DocumentSeen(plan=paid)
+    if earned == "steps":
+        way.state.progress = replace(way.state.progress, seen_step=22)
+    else:
+        way.shown = replace(way.shown, commits=(Commit(1, 21, "p"),))
+    ctx = way.context(0.0)
+    ctx.leader = True
+    way.recoveries.answer(ctx, paid)
+    assert way.state.grant is not None
+    assert way.state.grant.spent == left
+
+
+def test_a_command_that_was_asked_to_leave_earns_nothing_by_waiting() -> None:
+    way = Way("opaque", fault="world_grows", parks=True, charged=False)
+    way.state.recovery = replace(way.state.recovery, grant=Grant("restart", "x", spent=ALL))
+    way.state.progress = replace(way.state.progress, began_boot_s=BROKEN_S - 3.0)
+    paid = plan(generation=1, granted=("charged:f/x/r",), spent=ALL)
+    way.state.document = DocumentSeen(plan=paid)
+    ctx = way.context(100.0)
+    ctx.leader = True
+    way.recoveries.answer(ctx, paid)
+    assert way.state.grant is not None and way.state.grant.spent == ALL
+
+
 def test_a_budget_is_whole_again_when_its_window_is_over() -> None:
     way = Way()
     books = {"f": Runbook("f", FATAL, "rank", ("restart_ranks",), budget_count=2,

@@ -7,6 +7,7 @@ run/alerts.py.  Pure.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from msgspec.structs import replace
@@ -36,6 +37,8 @@ LONELY_S = 0.5  # only consequences ended: the root may be a moment late on one 
 LONELY_FAR_S = 3.0  # ... and a few beats late on another
 NAMED_MAX = 4  # nodes that a reason names
 BAD_CHECKPOINT = "bad_checkpoint"  # how a trainer's reason begins when it refused one
+PEER_LOST = "peer_lost"  # ... and when the group broke before it was told to leave
+PORT = re.compile(r"(?<=[\]\d]):\d+")  # of an address: another one in each generation
 
 
 class Members(RunDetector):
@@ -226,11 +229,15 @@ class Ended(RunDetector):
                     fault="checkpoint_bad", generation=rank.generation, step=rank.step,
                     severity=DEGRADED, reason=f"state did not prove: {reason}",
                     boot_s=view.now.boot_s, error=reason)
-        said = next((reason for _, reason in reasons if reason), "no reason")
+        # Who was told to leave says nothing of why.
+        told = sorted((reason for _, reason in reasons if reason),
+                      key=lambda reason: not reason.startswith(PEER_LOST))
+        said = told[0] if told else "no reason"
         return Cause(
             fault="rank_hung", generation=parked[0].generation, step=parked[0].step,
             reason=f"culprit unknown: every rank left a broken collective ({said})",
-            boot_s=view.now.boot_s, confidence=0.5, error=said, among=_nodes(parked))
+            boot_s=view.now.boot_s, confidence=0.5, error=PORT.sub("", said),
+            among=_nodes(parked))
 
     def _unheard(self, view: RanksView) -> bool:
         """Whether a node of the plan is neither heard of nor known to be lost."""

@@ -152,7 +152,8 @@ def cause_of(rank: RankView, cascades: int, oom_pids: tuple[int, ...]) -> Cause:
         what = ended.error or f"exit code {ended.code}"
         final = bool(FINAL.match(ended.error)) if ended.outcome == "exception" \
             else ended.code == USAGE
-        return replace(base, user=True, final=final, reason=f"{who} ended by itself: {what}")
+        did = "raised" if rank.state == "parked" else "ended by itself:"
+        return replace(base, user=True, final=final, reason=f"{who} {did} {what}")
     if ended.signal and rank.pid in oom_pids:
         reason = f"{who} was killed by the kernel: out of memory"
         return replace(base, fault="rank_oom_killed", reason=reason)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ...model import WARN, Verdict, run_subject
+from ...model import UNREADABLE, WARN, Verdict, run_subject
 from ...parse.logs.signatures import ABOUT
 
 DETECTOR = "logs"
@@ -85,7 +85,7 @@ def read(detail: str) -> Answer | None:
     """None for what is no answer: the child runs as the job's user."""
     try:
         return msgspec.json.decode(detail.encode(), type=Answer)
-    except (msgspec.DecodeError, msgspec.ValidationError):
+    except UNREADABLE:
         return None
 
 
