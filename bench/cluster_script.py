@@ -2,13 +2,13 @@
 
 The same DDP script, nodes and faults for each.  `rank_kill`: SIGKILL of one rank of four.
 `node_loss`: one node of four loses power and a fifth stands by.  Runners: `holdfast`, with an etcd
-of three members among the nodes; `torchrun` as it comes; `tuned`, torchrun with every time-out of
-its rendezvous shortened, a store prefix of its own for each restart (fresh_prefix.py) and a gloo
-time-out of 3 s.  torchrun's store is on node 0, which is never hurt: its loss ends torchrun's run.
-From the fault to the first step that no rank had finished before, on the slowest rank.  Needs root,
-iproute2, nftables and etcd-server.
+of three members among the nodes; `torchrun` as it comes; `tuned`, torchrun whose rendezvous drops a
+silent node after 3 s instead of 15, with a store of its own for each restart (fresh_prefix.py) and
+a gloo time-out of 3 s.  torchrun's rendezvous is on node 0, which is never hurt: its loss ends
+torchrun's run.  From the fault to the first step that no rank had finished before, on the slowest
+rank.  Needs root, iproute2, nftables and etcd-server.
 
-    python -m bench.cluster_script [--runs 5] [--runners holdfast torchrun tuned]
+    python -m bench.cluster_script [--runs 5 | --quick] [--runners holdfast torchrun tuned]
                                    [--faults rank_kill node_loss] [--limit 60]
 """
 
@@ -18,16 +18,16 @@ import argparse
 import os
 import random
 import signal
-import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from .common import BENCH, ROOT, Failed, Results, rounded
 from .observe import Step, StepFile
+from .report import cluster_script
 
 sys.path.insert(0, str(ROOT / "tests"))
 
@@ -39,7 +39,14 @@ RANKS, MEMBERS, FAULT_AFTER, PORT = 4, (0, 1, 2), 17, 29500
 START_LIMIT_S, POLL_S, WEIGHT = 300.0, 0.002, 16
 RESTARTS = "20"  # torchrun's nodes restart each other, and count each time
 GLOO_LIMIT_S = 3  # of the tuned script: ten of its steps
-TUNED = "keep_alive_interval=1,keep_alive_max_attempt=2,last_call_timeout=1,heartbeat=1"
+# A node is dropped whose word is older than interval x attempts; both are whole numbers.  A word is
+# sent on each tick of one interval, but only where the last one is a whole interval old: a tick
+# that is a moment early sends none, and words are up to two intervals apart.  With two attempts
+# nodes that live are dropped all the time, and five never begin; three is the least that can work.
+TUNED = "keep_alive_interval=1,keep_alive_max_attempt=3,last_call_timeout=1"
+# The address of the store that it shares is told in the first round alone: who joins in a later one
+# waits for it until that read times out, 60 s later, and no spare ever comes in.
+UNSHARED = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 
 class Script:
@@ -75,7 +82,8 @@ class Script:
              "--rdzv-endpoint", f"{self.nodes[0].address}:{PORT}", "--rdzv-id", "job",
              "--rdzv-conf", settings, "--local-addr", node.address,
              *(wrapper if tuned else []), str(BENCH / "workload_script.py"), *self.words],
-            {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "eth0"}, output="job.out")
+            {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "eth0", **(UNSHARED if tuned else {})},
+            output="job.out")
 
     def until(self, met: Callable[[], bool], limit_s: float) -> bool:
         """Reads the ranks' steps until it is met; False where it is not within the limit."""
@@ -164,22 +172,11 @@ def measure(runner: str, fault: str, draw: random.Random, limit_s: float) -> dic
     return row
 
 
-def table(rows: Sequence[dict[str, Any]]) -> str:
-    lines = ["| fault | runner | runs | came back | median | lowest to highest |",
-             "|---|---|---|---|---|---|"]
-    for case, runner in dict.fromkeys((row["case"], row["runner"]) for row in rows):
-        mine = [row for row in rows if (row["case"], row["runner"]) == (case, runner)]
-        took = [row["recovery_s"] for row in mine if row.get("came_back")]
-        spread = (f"{statistics.median(took):.2f} s | {min(took):.2f} to {max(took):.2f}" if took
-                  else "- | -")
-        lines.append(f"| {case} | {runner} | {len(mine)} | {len(took)} | {spread} |")
-    return "\n".join(lines)
-
-
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="bench.cluster_script", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help="one run of each")
     parser.add_argument("--runners", nargs="+", choices=RUNNERS, default=RUNNERS)
     parser.add_argument("--faults", nargs="+", choices=FAULTS, default=FAULTS)
     parser.add_argument("--limit", type=float, default=60.0, help="seconds to come back in")
@@ -188,14 +185,14 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     results, rows, draw = Results("cluster_script", options.out), [], random.Random(options.seed)
     for fault in options.faults:
-        for _ in range(options.runs):
+        for _ in range(1 if options.quick else options.runs):
             for runner in options.runners:
                 row = measure(runner, fault, draw, options.limit)
                 results.add(row)
                 rows.append(row)
                 print("  ".join(f"{key} {value}" for key, value in row.items() if key != "log"),
                       flush=True)
-    print(table(rows), f"rows: {results.path}", sep="\n\n")
+    print(cluster_script(rows), f"rows: {results.path}", sep="\n\n")
     return 0 if all(row["ok"] for row in rows) else 1
 
 

@@ -23,8 +23,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from .cluster import log_of, says_lost
-from .common import BENCH, ROOT, Results, rounded
+from .cluster import log_of
+from .common import BENCH, POLL_S, ROOT, Results, rounded
+from .observe import LogWatch
 
 sys.path.insert(0, str(ROOT / "tests"))
 
@@ -33,7 +34,7 @@ from nodes.worlds import World
 
 NODES, MEMBERS = 4, (0, 1, 2)
 LOOPING = ROOT / "tests/nodes/looping.py"
-ROW_S, LOOK_S, KNOWN_LIMIT_S = 120.0, 0.02, 30.0
+ROW_S, KNOWN_LIMIT_S = 120.0, 30.0
 BURN = "while True: pass"
 
 
@@ -86,20 +87,22 @@ class Cluster:
                 "ranks": len(ranks), "load_1m": os.getloadavg()[0]}
 
 
-def power_off(world: World, number: int, at: dict[int, int]) -> dict[str, Any]:
+def power_off(world: World, number: int) -> dict[str, Any]:
     """Seconds until every other agent has named a node that really went."""
-    others = [one for one in range(NODES) if one != number]
+    logs = [LogWatch(log_of(world, one), f"n{number} is lost")
+            for one in range(NODES) if one != number]
     world.nodes.blackhole(number)
+    begin_ns = time.monotonic_ns()
     (world.nodes[number].cgroups.all / "cgroup.kill").write_text("1")
-    begin_s = time.monotonic()
-    known: dict[int, float] = {}
-    while len(known) < len(others) and time.monotonic() - begin_s < KNOWN_LIMIT_S:
-        for one in others:
-            if one not in known and says_lost(log_of(world, one), at[one], number):
-                known[one] = time.monotonic() - begin_s
-        time.sleep(LOOK_S)
-    return {"known": len(known), "of": len(others),
-            "known_s": [rounded(known[one]) for one in sorted(known)]}
+    end_s = time.monotonic() + KNOWN_LIMIT_S
+    while not all(log.at_ns for log in logs) and time.monotonic() < end_s:
+        for log in logs:
+            log.poll()
+        time.sleep(POLL_S)
+    known_s = [rounded((log.at_ns - begin_ns) / 1e9) for log in logs if log.at_ns]
+    for log in logs:
+        log.close()
+    return {"known": len(known_s), "of": len(logs), "known_s": known_s}
 
 
 def main() -> int:
@@ -131,7 +134,7 @@ def main() -> int:
                 wrong += row["called_lost"] + (row["generation"] != 1) + (row["ranks"] != NODES)
                 keep("alive", {"cluster": number, **row})
         for number, one in enumerate(clusters):
-            row = power_off(one.world, NODES - 1, one.at)
+            row = power_off(one.world, NODES - 1)
             wrong += row["known"] != row["of"]
             keep("dead", {"cluster": number, **row})
             (one.world.shared / "end").write_text("")

@@ -1,8 +1,9 @@
 """Watches a run from outside: when did which rank finish which step, without asking anybody.
 
-Owns two readings.  PageWatch maps the ranks' pages read-only through /proc/PID/fd of the launcher
+Owns three readings.  PageWatch maps the ranks' pages read-only through /proc/PID/fd of the launcher
 and its children; StepFile follows the lines that a script appends to an O_APPEND file, the one
-method that works alike with and without Holdfast.  Neither signals nor slows what it watches.
+method that works alike with and without Holdfast; LogWatch waits for words in a log and says when
+they were written.  None signals or slows what it watches.
 
     python -m bench.observe PID      # prints every finished step of a launcher's ranks as JSON
 """
@@ -154,6 +155,32 @@ class StepFile:
             fresh.append(Step(rank, 0, step, pid, end_ns))
         self.steps += fresh
         return fresh
+
+    def close(self) -> None:
+        self.file.close()
+
+
+class LogWatch:
+    """When words were first written into a log, behind what it holds by now.
+
+    A line carries no time.  The kernel stamps the file at each write, a tick of its clock too early
+    at most (4 ms, 10 on some), however late it is read; where more was written behind the words
+    before anybody looked, they count as written then, or when it was looked at."""
+
+    def __init__(self, path: Path, words: str) -> None:
+        self.file, self.words = open(path, "rb"), words.encode()
+        self.file.seek(0, os.SEEK_END)
+        self.said = b""
+        self.at_ns = 0  # on the monotonic clock; 0: not yet
+
+    def poll(self) -> None:
+        if self.at_ns or not (fresh := self.file.read()):
+            return
+        self.said += fresh
+        if self.words in self.said:
+            behind_ns = time.time_ns() - os.fstat(self.file.fileno()).st_mtime_ns
+            self.at_ns = time.monotonic_ns() - max(0, behind_ns)
+            self.file.close()
 
     def close(self) -> None:
         self.file.close()

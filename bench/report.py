@@ -20,7 +20,8 @@ from .common import BENCH, percentile, read_rows
 
 Row = dict[str, Any]
 NAMES = ("recovery", "startup", "memory", "overhead", "false_acts", "telemetry",
-         "kernel_latency", "classify", "log_child", "checks", "peers")
+         "kernel_latency", "classify", "log_child", "checks", "peers", "cluster",
+         "cluster_script", "torture")
 # case -> (what a person calls it, the torchrun case to compare with)
 RECOVERY = {
     "trainer_sigkill": ("trainer, SIGKILL", "torchrun_sigkill_prefix"),
@@ -73,7 +74,8 @@ def sources(name: str, rows: list[Row]) -> Iterator[str]:
 
 def values(rows: Iterable[Row], key: str, failed: bool = False) -> list[float]:
     """Of the runs that ended well; with `failed` of all that have a number."""
-    return [row[key] for row in rows if (row["ok"] or failed) and row.get(key) is not None]
+    return [row[key] for row in rows
+            if (row.get("ok", True) or failed) and row.get(key) is not None]
 
 
 def spread(found: Sequence[float], digits: int = 2) -> str:
@@ -280,8 +282,8 @@ def checks(rows: list[Row]) -> str:
                      f"{spread(failing)}; {spread(passing)}"])
     pairs = [row for row in mine.get("checks_busbw", []) if row["ok"]]
     for name in pairs[0]["check_bytes_per_s"] if pairs else ():
-        ours, plain = ([row[f"{whose}_bytes_per_s"][name] / 1e9 for row in pairs]
-                       for whose in ("check", "script"))
+        ours, plain = ([row[f"{whose}_bytes_per_s"][name][0] / 1e9 for row in pairs]
+                       for whose in ("check", "script"))  # [median, best]
         body.append([f"busbw of {name}, {pairs[0]['bytes'] >> 20} MB, GB/s; a plain torch script",
                      f"{spread(ours)}; {spread(plain)}"])
     return table(["", "median (lowest to highest)"], body)
@@ -298,13 +300,76 @@ def peers(rows: list[Row]) -> str:
     return table(head, body)
 
 
+CLUSTER = {
+    "rank_kill": "SIGKILL of a rank", "exception": "an exception in a rank",
+    "node_loss": "a node loses power, a spare is ready",
+    "leader_and_etcd": "the node of the leader",
+    "shrink": "a node loses power, no spare: 4 become 3",
+}
+
+
+def cluster(rows: list[Row]) -> str:
+    """Each fault, then whose end it was; which weights came out at each world's end."""
+    cases = by_case(rows)
+    body, lines = [], []
+    for name, title in CLUSTER.items():
+        mine = cases.get(name, [])
+        parts = [(title, mine)]
+        if name in ("node_loss", "shrink"):
+            parts += [("of them the node of the leader", [r for r in mine if r["leader"]]),
+                      ("of them the one with etcd's leader",
+                       [r for r in mine if r.get("etcd_leader")])]
+        for words, part in parts:
+            if part:
+                known = [one for row in part for one in row.get("known_s", {}).values()]
+                body.append([words, timers(part[0]), str(len(part)),
+                             spread(values(part, "recovery_s")),
+                             spread(known) + (f", longest {max(known):.2f}" if known else ""),
+                             str(sum(row["redone_steps"] for row in part))])
+    for name, mine in cases.items():
+        if name.startswith("weights_"):
+            lines += [f"{name.removeprefix('weights_')}, {row['steps']} steps in "
+                      f"{row['generations']} generations, against a run without a fault: "
+                      + ("the same weights to the last bit." if row["identical"] else
+                         f"weights at most {row['weights_apart']:.1e} apart.")
+                      if row["ok"] else f"{name.removeprefix('weights_')}: {row['why']}"
+                      for row in mine]
+    return "\n\n".join([table(["fault", "lease; etcd's timers", "runs", "first new step, s",
+                               "named by each other agent, s", "steps redone"], body), *lines])
+
+
+def timers(row: Row) -> str:
+    """Rows before 2026-11-30 say them in their arguments alone."""
+    return (f"{row['lease_s']:g} s; {row['etcd_ms'][0]} and {row['etcd_ms'][1]} ms"
+            if "lease_s" in row else "-")
+
+
+def cluster_script(rows: list[Row]) -> str:
+    runs: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        runs.setdefault((row["case"].removeprefix("script_"), row["runner"]), []).append(row)
+    return table(["fault", "runner", "runs", "began", "came back", "first new step, s"], [
+        [*key, str(len(mine)), str(sum(row["ok"] for row in mine)),
+         str(len(times := values(mine, "recovery_s"))), spread(times)]
+        for key, mine in runs.items()])
+
+
+def torture(rows: list[Row]) -> str:
+    return table(["ranks killed", "attempted steps committed", "lost for each, s", "back, s",
+                  "steps redone", "weights equal"], [
+        [str(row["kills"]), f"{row['steps']} of {row['attempted']} "
+         f"({100 * row['committed_share']:.1f} %)", f"{row['lost_s_each']:.2f}",
+         f"{spread(row['back_s'])}, longest {max(row['back_s']):.2f}", str(row["redone_steps"]),
+         str(row["equal"])] for row in rows])
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="bench.report")
     parser.add_argument("--folder", type=Path, default=BENCH / "results")
     parser.add_argument("--invocation", default="", help="instead of the newest of each case")
     options = parser.parse_args(arguments)
     written = (recovery, startup, memory, overhead, false_acts, telemetry, kernel_latency,
-               classify, log_child, checks, peers)
+               classify, log_child, checks, peers, cluster, cluster_script, torture)
     writers = dict(zip(NAMES, written, strict=True))
     for name, write in writers.items():
         rows = load(options.folder, name, options.invocation)

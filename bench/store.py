@@ -1,11 +1,13 @@
 """The store of many nodes on a real etcd of three members: traffic, latency, a member's death.
 
-Owns three cases.  `steady`: what agents ask of etcd while nothing changes, each leading a run of
-its own, counted by themselves and by the kernel (TCP's own headers included).  `write`: plans of
-several sizes below a lease.  `leader_loss`: how long writes stop after the leader's SIGKILL, with
-etcd's usual timers and with short ones.  Needs etcd-server and iproute2.
+Owns four cases.  `steady`: what agents' store parts ask of etcd while nothing changes, each leading
+a run of its own, counted by themselves and by the kernel (TCP's own headers included).
+`steady_run`: the same of whole agents, counted by the kernel, while their four nodes train.
+`write`: plans of several sizes below a lease.  `leader_loss`: how long writes stop after the
+leader's SIGKILL, with etcd's usual timers and with short ones.  Needs etcd-server and iproute2;
+`steady_run` root and nftables as well.
 
-    python -m bench.store [--cases steady write leader_loss] [--agents 4] [--seconds 60]
+    python -m bench.store [--cases steady steady_run write leader_loss] [--agents 4] [--seconds 60]
 """
 
 from __future__ import annotations
@@ -20,13 +22,15 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from .common import BENCH, ROOT, Results, percentile
 
 sys.path.insert(0, str(ROOT / "tests"))
 
 from etcd_servers import Etcd, etcd
+from nodes.harness import Nodes
+from nodes.worlds import World
 
 from holdfast.agent.config import settings
 from holdfast.agent.core.model import StoreWrite
@@ -37,6 +41,8 @@ LEASE_S = settings.Detect().lease_s
 HEADERS_BYTES = 54  # Ethernet, IPv4 and TCP of one segment, without options
 GOAL_BYTES_S = 1024
 USUAL_TIMERS = ("--heartbeat-interval", "100", "--election-timeout", "1000")
+CASES = ("steady", "steady_run", "write", "leader_loss")
+RUN_NODES, STEPS, SETTLED_S = 4, 10_000_000, 30.0
 KILOBYTES = (1, 40, 400)  # the last: a plan of 16,384 ranks
 
 
@@ -45,18 +51,22 @@ def opened(folder: Path, cluster: Etcd, node: str) -> EtcdStore:
     return open_etcd(settings.Store(url=cluster.url), node, folder / node, lambda: LEASE_S)
 
 
-def tcp_bytes(cluster: Etcd) -> int:
-    """Of this process's connections to the members, both ways, as the kernel counts them: each
-    member's gateway has others to the member itself."""
-    ports = " or ".join(f"dport = :{member.client}" for member in cluster.members)
-    said = subprocess.run(["ss", "-tnipOH", f"( {ports} )"], check=True, capture_output=True,
-                          text=True).stdout
-    said = "\n".join(line for line in said.splitlines() if f"pid={os.getpid()}," in line)
+def tcp_bytes(said: str) -> int:
+    """Of connections as `ss -tni` tells of them, both ways, headers included."""
     total = 0
     for name, weight in (("bytes_acked", 1), ("bytes_received", 1), ("segs_out", HEADERS_BYTES),
                          ("segs_in", HEADERS_BYTES)):
         total += weight * sum(int(number) for number in re.findall(rf"{name}:(\d+)", said))
     return total
+
+
+def own_bytes(cluster: Etcd) -> int:
+    """Of this process's connections to the members: each member's gateway has others to the member
+    itself."""
+    ports = " or ".join(f"dport = :{member.client}" for member in cluster.members)
+    said = subprocess.run(["ss", "-tnipOH", f"( {ports} )"], check=True, capture_output=True,
+                          text=True).stdout
+    return tcp_bytes("\n".join(line for line in said.splitlines() if f"pid={os.getpid()}," in line))
 
 
 async def steady(folder: Path, cluster: Etcd, agents: int, seconds: float) -> list[dict[str, Any]]:
@@ -77,9 +87,9 @@ async def steady(folder: Path, cluster: Etcd, agents: int, seconds: float) -> li
     await asyncio.sleep(3.0)
     before = [(one.gateway.traffic.sent_bytes + one.gateway.traffic.received_bytes,
                sum(one.gateway.traffic.requests.values())) for one in stores]
-    tcp, begun_s = tcp_bytes(cluster), time.monotonic()
+    tcp, begun_s = own_bytes(cluster), time.monotonic()
     await asyncio.sleep(seconds)
-    took_s, tcp = time.monotonic() - begun_s, tcp_bytes(cluster) - tcp
+    took_s, tcp = time.monotonic() - begun_s, own_bytes(cluster) - tcp
     rows = []
     for store, (at_first, requests) in zip(stores, before, strict=True):
         traffic = store.gateway.traffic
@@ -91,6 +101,44 @@ async def steady(folder: Path, cluster: Etcd, agents: int, seconds: float) -> li
             "was_up": store.view().up})
     await ended(tasks, stores)
     return rows
+
+
+class Seen(NamedTuple):
+    """One agent's connections to the store, as the kernel counts them."""
+
+    connections: frozenset[str]
+    sent_and_received: int
+
+
+def seen(world: World, number: int) -> Seen:
+    said = world.nodes[number].run(["ss", "-tnipOH", "dport = :2379"]).stdout
+    own = [line for line in said.splitlines() if f"pid={world.agent_pid(number)}," in line]
+    return Seen(frozenset(line.split()[3] for line in own), tcp_bytes("\n".join(own)))
+
+
+def steady_run(seconds: float) -> list[dict[str, Any]]:
+    """Four whole agents, three members of etcd, the product's lease, and the trainer on all."""
+    with Nodes(RUN_NODES) as nodes:
+        world = World(nodes, members=range(3), lease_s=LEASE_S)
+        world.heartbeat_ms, world.election_ms = 100, 1000
+        world.start_store()
+        world.train(range(RUN_NODES), RUN_NODES, STEPS, f"micro_batches={RUN_NODES}")
+        world.wait(lambda: all(world.step(number) > 10 for number in range(RUN_NODES)))
+        time.sleep(SETTLED_S)  # what is said once, at a run's start, is over
+        led_by, steps = world.led_by(), [world.step(number) for number in range(RUN_NODES)]
+        before, begun_s = [seen(world, number) for number in range(RUN_NODES)], time.monotonic()
+        time.sleep(seconds)
+        took_s = time.monotonic() - begun_s
+        after = [seen(world, number) for number in range(RUN_NODES)]
+        return [{
+            "case": "store_steady_run", "agents": RUN_NODES, "seconds": round(took_s, 2),
+            "node": number, "leads": number == led_by == world.led_by(),
+            "tcp_bytes_s": (new.sent_and_received - old.sent_and_received) / took_s,
+            "goal_bytes_s": GOAL_BYTES_S,
+            # Of a connection that ended meanwhile the kernel tells no more.
+            "same_connections": new.connections == old.connections,
+            "steps": world.step(number) - steps[number], "generation": world.generation(number)}
+            for number, (old, new) in enumerate(zip(before, after, strict=True))]
 
 
 async def write(folder: Path, cluster: Etcd, times: int) -> list[dict[str, Any]]:
@@ -149,6 +197,8 @@ async def ended(tasks: list[asyncio.Task[None]], stores: list[EtcdStore]) -> Non
 
 def measured(options: argparse.Namespace, case: str) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
+    if case == "steady_run":
+        return steady_run(options.seconds)
     for name, timers in (("usual", USUAL_TIMERS), ("short", ())):
         if name == "short" and case != "leader_loss":
             continue
@@ -167,7 +217,7 @@ def measured(options: argparse.Namespace, case: str) -> list[dict[str, Any]]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="bench.store", description=__doc__)
-    parser.add_argument("--cases", nargs="+", default=["steady", "write", "leader_loss"])
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=CASES)
     parser.add_argument("--agents", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--runs", type=int, default=10)

@@ -1,8 +1,8 @@
 """Most agents of bench.store_fleet, which are not whole: sockets that ask etcd what an agent asks.
 
-Owns their connections, in a process of its own beside the agents that are.  Each has two, as an
-agent has: one that watches the cluster and one for its questions.  What etcd sends is counted and
-not decoded, for each agent does that on its own node.
+Owns the connections of those that ask one member of etcd, in a process of its own.  Each has two,
+as an agent has: one that watches the cluster and one for its questions.  What etcd sends is counted
+and not decoded, for each agent does that on its own node.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import secrets
 import select
 import socket
 import time
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
@@ -25,6 +26,7 @@ from holdfast.agent.store.etcd_leases import NAME, NAME_S
 from holdfast.agent.store.identity import CLUSTER
 
 AT_ONCE = 64  # join together
+IP_BIND_ADDRESS_NO_PORT = 24  # of linux/in.h
 PER_ADDRESS = 20_000  # connections to one port from one address: the kernel has some 28,000
 READ_BYTES = 1 << 20
 TURN_S = 0.05  # from one question of the other process to the next, at most
@@ -42,6 +44,12 @@ class Said(NamedTuple):
     lost: int  # connections that etcd ended
 
 
+def together(several: Sequence[Said]) -> Said:
+    """What several crowds count, as one."""
+    up, missing, heard_s, asked, slowest_s, lost = zip(*several, strict=True)
+    return Said(sum(up), sum(missing), max(heard_s), sum(asked), max(slowest_s), sum(lost))
+
+
 class Asker:
     """One agent's connection for questions: one at a time."""
 
@@ -50,10 +58,12 @@ class Asker:
 
 
 class Crowd:
-    """So many agents, by number; it begins with those that are joined."""
+    """Some agents of so many, by number; it begins with those that are joined."""
 
-    def __init__(self, host: str, port: int, prefix: str, numbers: range) -> None:
-        self.to, self.prefix, self.numbers = (host, port), prefix, numbers
+    def __init__(self, address: str, prefix: str, numbers: range, agents: int) -> None:
+        host, _, port = address.rpartition(":")
+        self.to, self.prefix, self.numbers = (host, int(port)), prefix, numbers
+        self.look_s = look_s(agents)
         self.poll = select.epoll()
         self.watches = dict[int, list[int]]()  # descriptor -> [bytes since the mark, all bytes]
         self.askers = dict[int, Asker]()
@@ -67,6 +77,8 @@ class Crowd:
     def _connected(self) -> socket.socket:
         sock = socket.socket()
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # The port is chosen as it connects: one that leads to another member may be the same.
+        sock.setsockopt(socket.IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, 1)
         sock.bind((f"127.0.1.{1 + len(self.kept) // PER_ADDRESS}", 0))
         sock.connect(self.to)
         self.kept.append(sock)
@@ -187,7 +199,7 @@ class Crowd:
     def _ask(self, descriptor: int, renewed_s: float, now_s: float) -> None:
         """As EtcdStore: the cluster's key, and a name's lease in its time."""
         one = self.askers[descriptor]
-        every_s = look_s(len(self.numbers)) * random.uniform(0.9, 1.1)
+        every_s = self.look_s * random.uniform(0.9, 1.1)
         if one.sent_s:  # not answered yet
             self.slowest_s = max(self.slowest_s, now_s - one.sent_s)
             heapq.heappush(self.due, (now_s + every_s, descriptor, renewed_s))
@@ -227,7 +239,7 @@ class Crowd:
             counts[0] = 0
 
 
-def _serve(pipe: Connection, given: tuple[str, int, str, range]) -> None:
+def _serve(pipe: Connection, given: tuple[str, str, range, int]) -> None:
     crowd = Crowd(*given)
     while True:
         crowd.turn(TURN_S)
@@ -241,13 +253,14 @@ def _serve(pipe: Connection, given: tuple[str, int, str, range]) -> None:
 class Beside:
     """A crowd in its process."""
 
-    def __init__(self, host: str, port: int, prefix: str, numbers: range) -> None:
+    def __init__(self, address: str, prefix: str, numbers: range, agents: int) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(
-            target=_serve, args=(theirs, (host, port, prefix, numbers)), daemon=True)
+            target=_serve, args=(theirs, (address, prefix, numbers, agents)), daemon=True)
         self._process.start()
-        self.pid = self._process.pid
+        assert self._process.pid is not None
+        self.pid: int = self._process.pid
         theirs.close()
 
     def ask(self, name: str, *arguments: Any) -> Any:

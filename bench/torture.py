@@ -150,14 +150,14 @@ def torture(failures: int, weight: int, seed: int) -> dict[str, Any]:
             "equal": equal, "codes": codes, "ok": equal, "why": ""}
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="bench.torture", description=__doc__.partition("\n")[0])
     parser.add_argument("--failures", type=int, default=500)
     parser.add_argument("--weight", type=int, default=16)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--quick", action="store_true", help="20 failures")
     parser.add_argument("--out", type=Path, default=BENCH / "results")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     results = Results("torture", options.out)
     row = torture(20 if options.quick else options.failures, options.weight, options.seed)
     row = {key: rounded(value) if isinstance(value, float) else value

@@ -23,8 +23,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # What a machine or its sandbox has or has not: every other skip hides that nothing was checked.
+# Version 2 of control groups is none of it (nodes/harness.py says so without the word below): every
+# kernel since 4.5 has it, whoever is root can mount it beside version 1, and without it all of
+# tests/nodes and tests/systemd would be skipped, and CI stay green with no node ever lost.
 HARDWARE = re.compile(
     r"\bkernel\b|/dev/kmsg|adjtimex|cgroup|memory controller|file system|^::1: |of its own")
+# What all tests over nodes may take together.  A machine that is slow by half is not their fault:
+# in CI they fail at twice that.
+NODES, NODES_LIMIT_S = "tests/nodes/", 900.0
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 
 
@@ -60,3 +66,29 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
     return judged((yield))
+
+
+class TimeOfNodes:
+    """How long the tests over nodes took: one after the other, so that the sum is wall time."""
+
+    def __init__(self) -> None:
+        self.took_s = 0.0
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.nodeid.startswith(NODES) and "campaign" not in report.keywords:
+            self.took_s += report.duration
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if self.took_s > 2 * NODES_LIMIT_S and os.environ.get("CI") == "true":
+            session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if self.took_s:
+            late = "too long" if self.took_s > NODES_LIMIT_S else "within"
+            terminalreporter.write_line(
+                f"{NODES} took {self.took_s:.0f} s, {late}: {NODES_LIMIT_S:.0f} s are for it")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(TimeOfNodes())

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from bench import common, false_acts, report, uneven
+from bench.observe import LogWatch
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -132,3 +134,50 @@ def test_a_missed_goal_is_told_as_missed_and_a_lost_run_misses() -> None:
     assert slow.startswith("met (recovery p50 0.30 of 0.5)") and "MISSED (recovery p95 0.90" in slow
     assert "MISSED" in report.goals("script_sigkill", rows(0.5, 0.5, lost=3))
     assert report.goals("torchrun_sigkill", rows(9.0)) == "-"
+
+
+def test_words_in_a_log_are_as_old_as_their_write_however_late_they_are_read(
+    tmp_path: Path
+) -> None:
+    path = tmp_path / "agent.log"
+    path.write_text("n1 is lost\n")
+    watch = LogWatch(path, "n1 is lost")
+    watch.poll()
+    assert not watch.at_ns, "it was said before"
+    with open(path, "a") as file:
+        file.write("n1 is back\nn1 is ")
+    watch.poll()
+    assert not watch.at_ns
+    with open(path, "a") as file:
+        file.write("lost\n")
+    os.utime(path, ns=(0, time.time_ns() - 2_000_000_000))
+    watch.poll()
+    said_ns = watch.at_ns
+    assert 2e9 <= time.monotonic_ns() - said_ns < 2e9 + 1e9
+    watch.poll()
+    assert watch.at_ns == said_ns
+
+
+def test_the_tables_over_nodes_tell_whose_end_it_was_and_who_never_began() -> None:
+    old = {"case": "shrink", "recovery_s": 0.4, "redone_steps": 0, "leader": False}
+    new = {**old, "ok": True, "recovery_s": 0.6, "leader": True, "etcd_leader": True,
+           "known_s": {"n0": 0.2, "n1": 0.3}, "lease_s": 10.0, "etcd_ms": [100, 1000]}
+    weights = {"case": "weights_shrink", "ok": True, "steps": 90, "generations": 3,
+               "identical": False, "weights_apart": 2.4e-7}
+    text = report.cluster([old, new, weights])
+    assert ("| a node loses power, no spare: 4 become 3 | - | 2 | 0.50 (0.40 to 0.60) | 0.25 (0.20 "
+            "to 0.30), longest 0.30 | 0 |") in text
+    assert "| of them the node of the leader | 10 s; 100 and 1000 ms | 1 | 0.60" in text
+    assert "| of them the one with etcd's leader | 10 s; 100 and 1000 ms | 1 | 0.60" in text
+    assert text.endswith("shrink, 90 steps in 3 generations, against a run without a fault: "
+                         "weights at most 2.4e-07 apart.")
+    weights["identical"] = True
+    assert report.cluster([weights]).endswith("the same weights to the last bit.")
+
+    runs = [{"case": "script_node_loss", "runner": "tuned", "ok": ok, "recovery_s": seconds}
+            for ok, seconds in ((True, 8.0), (True, None), (False, None))]
+    assert "| node_loss | tuned | 3 | 2 | 1 | 8.00 (8.00 to 8.00) |" in report.cluster_script(runs)
+    storm = {"kills": 2, "steps": 12, "attempted": 14, "committed_share": 12 / 14,
+             "lost_s_each": 0.5, "back_s": [0.4, 0.6], "redone_steps": 0, "equal": True}
+    assert report.torture([storm]).endswith(
+        "| 2 | 12 of 14 (85.7 %) | 0.50 | 0.50 (0.40 to 0.60), longest 0.60 | 0 | True |")

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 from hypothesis import settings
+from nodes.harness import NO_CGROUPS
 from ports import free_ports, share
 from unit.core.driver import Lab
 from waiting import LIMIT_S, until
@@ -77,6 +78,7 @@ def test_no_property_is_held_to_a_time() -> None:
     ("true", "x is missing: nothing is checked", False, "1 failed, 1 xfailed"),
     ("true", "no torch", True, "1 error"),
     ("true", "no cgroups here: none mounted", False, "1 skipped, 1 xfailed"),
+    ("true", NO_CGROUPS, False, "1 failed, 1 xfailed"),
     ("false", "no torch", False, "1 skipped, 1 xfailed"), ("false", "no torch", True, "1 skipped"),
 ])
 def test_a_skip_fails_in_ci_unless_it_is_the_hardwares(
@@ -90,6 +92,29 @@ def test_a_skip_fails_in_ci_unless_it_is_the_hardwares(
                           check=False)
     assert outcome in done.stdout.splitlines()[-1], done.stdout + done.stderr
     assert (done.returncode in (0, 5)) == ("skipped" in outcome)
+
+
+@pytest.mark.parametrize(("ci", "marks", "limit_s", "code", "said"), [
+    ("true", "", 0.0, 1, "too long: 0 s are for it"),
+    ("true", "", 900.0, 0, "within: 900 s are for it"),
+    ("false", "", 0.0, 0, "too long"),
+    ("true", "@pytest.mark.campaign", 0.0, 0, ""),
+])
+def test_what_the_tests_over_nodes_take_is_said_and_too_long_in_ci_fails(
+    ci: str, marks: str, limit_s: float, code: int, said: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "tests/nodes"
+    folder.mkdir(parents=True)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = campaign\n")
+    (folder / "test_it.py").write_text(
+        f"import conftest, pytest\nconftest.NODES_LIMIT_S = {limit_s}\n"
+        f"{marks}\ndef test_it():\n    pass\n")
+    environ = {**os.environ, "CI": ci, "PYTHONPATH": str(TESTS)}
+    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "conftest", "tests"],
+                          cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=300,
+                          check=False)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert said in done.stdout and ("tests/nodes/ took" in done.stdout) == bool(said), done.stdout
 
 
 def test_each_package_that_a_skip_names_is_installed_by_make() -> None:

@@ -130,6 +130,23 @@ def test_an_injected_fault_is_named_and_survived(
     assert run.result()["digest"] == digest
 
 
+def test_who_raises_keeps_its_process_and_is_named(runs: Runs, work: Path, clean: Clean) -> None:
+    digest = clean(2, *LONG).result()["digest"]
+    run = train(runs, work, "faulty", 2, *LONG)
+    before = {rank: run.at_step(12, rank) for rank in (0, 1)}
+    for rank in (1, 0):
+        run.inject("exception", rank)
+        found = wait_for(
+            lambda rank=rank: [i for i in run.incidents() if i["fault"] == "rank_exited"
+                               and f"rank {rank}" in i["culprit"] and i["state"] == "closed"],
+            60, f"rank {rank}\n{run.output}")
+        assert "raised RuntimeError: injected by holdfast inject exception" in found[0]["reason"]
+        assert {number: one["pid"] for number, one in run.all_ranks().items()} == before
+    assert run.wait() == 0, run.output
+    assert run.output.count("RuntimeError: injected by holdfast inject exception") >= 2
+    assert run.result()["digest"] == digest
+
+
 def test_preempted_it_checkpoints_within_the_grace_and_goes_on_later(
     runs: Runs, work: Path, clean: Clean
 ) -> None:

@@ -40,6 +40,7 @@ TOOLS = (("ip", "iproute2"), ("tc", "iproute2"), ("nft", "nftables"), ("nsenter"
          ("unshare", "util-linux"))
 ENTER = 'echo $$ > "$1/cgroup.procs"; [ -z "$2" ] || echo $$ > "$2/cgroup.procs"; ' \
         'hostname "$3"; [ -z "$4" ] || mount --bind "$4" /run; shift 4; exec "$@"'
+NO_CGROUPS = "version 2 of control groups is mounted nowhere"
 END_S = 60.0  # of what is killed: it may have gigabytes to give back, on a busy machine
 
 
@@ -51,7 +52,7 @@ def needed() -> None:
         if shutil.which(tool) is None:
             pytest.skip(f"{tool} is missing (Debian package {package})")
     if _unified() is None:
-        pytest.skip("no cgroup v2 here")
+        pytest.skip(NO_CGROUPS)
 
 
 def _unified() -> Path | None:
@@ -261,18 +262,18 @@ class Nodes:
         """Loses so many of the packets that a node sends; 0 heals."""
         key = ("loss", str(node), str(to))
         share = f"numgen random mod 100 < {percent} " if percent < 100 else ""
-        self._drop(key, f"{_from_to(node, to)} {share}drop" if percent else "")
+        self._drop({key: f"{_from_to(node, to)} {share}drop" if percent else ""})
 
     def blackhole(self, node: int, on: bool = True) -> None:
         """Nothing comes from it and nothing reaches it; its interface stays up."""
-        for direction in ("iifname", "oifname"):
-            self._drop(("hole", str(node), direction), f'{direction} "p{node}" drop' if on else "")
+        self._drop({("hole", str(node), direction): f'{direction} "p{node}" drop' if on else ""
+                    for direction in ("iifname", "oifname")})
 
     def partition(self, a: int, b: int, on: bool = True, one_way: bool = False) -> None:
         """Nothing passes from `a` to `b`, nor back unless `one_way`."""
-        for source, target in ((a, b),) if one_way else ((a, b), (b, a)):
-            self._drop(("cut", str(source), str(target)),
-                       f"{_from_to(source, target)} drop" if on else "")
+        self._drop({("cut", str(source), str(target)):
+                    f"{_from_to(source, target)} drop" if on else ""
+                    for source, target in (((a, b),) if one_way else ((a, b), (b, a)))})
 
     def delay(self, node: int, ms: float) -> None:
         """Every frame of a node's cable is late by so much, in both directions; 0 heals."""
@@ -329,14 +330,16 @@ class Nodes:
             self.freeze(node.number, False)
             self.cpu(node.number, None)
 
-    def _drop(self, key: tuple[str, ...], rule: str) -> None:
-        self._drops.pop(key, None)
-        if rule:
-            self._drops[key] = rule
+    def _drop(self, rules: Mapping[tuple[str, ...], str]) -> None:
+        for key, rule in rules.items():
+            self._drops.pop(key, None)
+            if rule:
+                self._drops[key] = rule
         self._rules()
 
     def _rules(self) -> None:
-        """All rules in one transaction, so that nothing passes between two states."""
+        """All rules in one transaction, so that nothing passes between two states, and both
+        directions of a cut begin in one moment."""
         rules = "\n".join(self._drops.values())
         text = ("add table bridge hurt\ndelete table bridge hurt\ntable bridge hurt {\n"
                 "chain passing {\ntype filter hook forward priority 0;\n" + rules + "\n}\n}\n")

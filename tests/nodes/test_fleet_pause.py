@@ -11,34 +11,18 @@ from pathlib import Path
 import pytest
 
 from .harness import Nodes
-from .worlds import ROOT, World
+from .worlds import World
 
 LOOPING = str(Path(__file__).with_name("looping.py"))
 PAUSE_S = 30.0  # a lease runs out in it, another node leads, and there is time to look
 OFF_S = 3600.0
 
 
-class Clocks(World):
-    """Node 1 takes it to be an hour later; a namespace has no time of day of its own, so that
-    what Holdfast's Python reads there is shifted."""
-
-    def environ(self, number: int) -> dict[str, str]:
-        found = super().environ(number)
-        if number == 1:
-            ahead = self.nodes[1].home / "ahead"
-            if not ahead.exists():
-                ahead.mkdir()
-                (ahead / "holdfast").symlink_to((ROOT / ".types/holdfast").resolve())
-                (ahead / "sitecustomize.py").write_text(
-                    f"import time\nread = time.time\ntime.time = lambda: read() + {OFF_S}\n")
-            found["PYTHONPATH"] = str(ahead)
-        return found
-
-
 @pytest.fixture()
 def world() -> Iterator[World]:
     with Nodes(3, weight=16) as nodes:
-        made = Clocks(nodes)
+        made = World(nodes)
+        made.ahead_s = {1: OFF_S}
         made.start_store()
         yield made
 

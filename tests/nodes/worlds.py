@@ -37,9 +37,10 @@ class World:
     """One run over some of the nodes, and the store: by default of one member, on the last node."""
 
     def __init__(self, nodes: Nodes, name: str = "job", members: Sequence[int] = (),
-                 lease_s: float = LEASE_S) -> None:
+                 lease_s: float = LEASE_S, cluster: str = "main") -> None:
         """`members`: the nodes that carry a member of the store."""
         self.nodes, self.name, self.lease_s = nodes, name, lease_s
+        self.cluster = cluster
         self.members = tuple(members) or (len(nodes.all) - 1,)
         self.shared = nodes.home / "shared"
         self.shared.mkdir(exist_ok=True)
@@ -48,6 +49,8 @@ class World:
         self.readings = ""  # more of each agent's [agent]
         self.settings = ""  # more of each agent's [detect] and behind it; {home} is its node's
         self.labels: dict[int, dict[str, str]] = {}  # node -> cluster.labels of its agent
+        self.environment: dict[str, str] = {}  # more of every command's
+        self.ahead_s: dict[int, float] = {}  # node -> how far its time of day is ahead
         self.processes: dict[int, subprocess.Popen[bytes]] = {}
         self.etcd: dict[int, subprocess.Popen[bytes]] = {}  # node -> its member
 
@@ -87,10 +90,25 @@ class World:
             f'[agent]\nnode = "{node.name}"\nlisten = ""\n{self.readings}'
             f'[checks]\ngate = {self.gate}\n'
             f'{labels}'
-            f'[store]\nurl = "etcd://{self.endpoints}"\n[detect]\nlease_s = {self.lease_s}\n'
+            f'[store]\nurl = "etcd://{self.endpoints}"\ncluster = "{self.cluster}"\n'
+            f'[detect]\nlease_s = {self.lease_s}\n'
             + self.settings.format(home=node.home))
-        return {"HOLDFAST_CONFIG": str(config), "PYTHONPATH": str(ROOT / ".types"),
-                "OMP_NUM_THREADS": "1"}
+        return {"HOLDFAST_CONFIG": str(config), "PYTHONPATH": self._pythons_path(number),
+                "OMP_NUM_THREADS": "1", **self.environment}
+
+    def _pythons_path(self, number: int) -> str:
+        """A namespace has no time of day of its own: where a node's is off, what Python reads there
+        is shifted, of Holdfast and of its ranks."""
+        if number not in self.ahead_s:
+            return str(ROOT / ".types")
+        ahead = self.nodes[number].home / "ahead"
+        if not ahead.exists():
+            ahead.mkdir()
+            (ahead / "holdfast").symlink_to((ROOT / ".types/holdfast").resolve())
+            (ahead / "sitecustomize.py").write_text(
+                f"import time\nread = time.time\ntime.time = lambda: read() + "
+                f"{self.ahead_s[number]}\n")
+        return str(ahead)
 
     def launch(self, number: int, command: str, *words: str) -> None:
         """`holdfast run` or `train` on one node, as srun would start it."""
@@ -171,7 +189,7 @@ class World:
         """Whose lease it is, by the store; -1 for nobody's, and never because it was late."""
         asked = next(number for number in self.members if self.etcd[number].poll() is None)
         said = self.etcdctl(asked, f"{self.nodes[asked].address}:2379", "get",
-                            f"/holdfast/main/lease/{self.name}")
+                            f"/holdfast/{self.cluster}/lease/{self.name}")
         return next((node.number for node in self.nodes if f'"node":"{node.name}"' in said), -1)
 
     def etcdctl(self, number: int, endpoints: str, *words: str) -> str:
@@ -191,7 +209,7 @@ class World:
         found = {}
         for kind in ("run", "node"):
             rows = self.etcdctl(self.members[0], self.endpoints, "get", "--prefix",
-                                f"/holdfast/main/{kind}/").splitlines()
+                                f"/holdfast/{self.cluster}/{kind}/").splitlines()
             found |= dict(zip(rows[::2], rows[1::2], strict=True))
         return found
 

@@ -18,6 +18,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from nodes.harness import NO_CGROUPS
+
 import holdfast.agent
 
 SYSTEMD = Path("/usr/lib/systemd/systemd")
@@ -103,7 +105,7 @@ def cgroups() -> Path:
     for line in Path("/proc/self/mounts").read_text().splitlines():
         if line.split()[2] == "cgroup2":
             return Path(line.split()[1])
-    raise Cannot("no cgroup2 file system is mounted here")
+    raise Cannot(NO_CGROUPS)
 
 
 class OwnSystemd:

@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from packaged_systemd import READY_S, PackagedSystemd
 
 DROP_INS = "/etc/systemd/system/holdfast.service.d"
+WANTED = "/etc/systemd/system/multi-user.target.wants"
 WATCHDOG = "[Service]\nWatchdogSec=2\nStartLimitIntervalSec=0\n"
 ASK = """
 import json, sys, tomllib, urllib.request
@@ -79,7 +80,9 @@ def test_a_run_lives_through_everything_that_is_done_to_the_agent(
     own.wait(own.answers, READY_S, "the agent answers without tokens")
     assert "403" in own.inside(SYSTEM_PYTHON, "/shared/ask.py", "without")
 
+    own.must("systemctl", "enable", "holdfast-accept@daemon")
     own.must("dpkg", "--remove", "holdfast")
+    assert "accept" not in own.inside("ls", WANTED), "it would be started at each boot, in vain"
     assert not own.active() and "journal.db" in own.inside("ls", "/var/lib/holdfast")
     assert not (own.top / "upper/opt/holdfast").exists()
     own.must("rm", "-r", DROP_INS)
@@ -142,7 +145,9 @@ def goes_through_the_tarballs_life(own: PackagedSystemd, packages: Made) -> None
     own.wait(lambda: own.inside("systemctl", "is-active", "job") != "active\n", READY_S,
              "the run has ended")
 
+    own.must("systemctl", "enable", "holdfast-accept@daemon")
     own.must(first, "--uninstall", "--prefix", "/opt/hf-other")
+    assert "accept" not in own.inside("ls", WANTED)
     assert not own.active() and "journal.db" in own.must("ls", "/var/lib/holdfast")
     assert "No files found" in own.inside("systemctl", "cat", "holdfast.service")
     own.must(first, "--uninstall", "--purge", "--prefix", "/opt/hf-other")  # removed already
