@@ -49,7 +49,11 @@ if [ "$verb" != install ]; then
     ours "$prefix" || { [ $verb = purge ] && [ $units = yes ] && [ ! -e "$prefix" ]; } ||
         die "$prefix was not installed by this script: nothing is removed"
     if [ $units = yes ] && runs_here; then
-        if live; then systemctl disable --now holdfast.service holdfast-node.socket || true; fi
+        if live; then
+            systemctl disable --now holdfast.service holdfast-node.socket || true
+            # Not ended: launchers that it has started train on.  Of a template, all that it is for.
+            systemctl disable holdfast-accept@.service || true
+        fi
         for unit in $unit_files; do rm -f "/etc/systemd/system/$unit"; done
         rm -f /etc/sysusers.d/holdfast.conf /etc/tmpfiles.d/holdfast.conf
         if live; then systemctl daemon-reload; fi
