@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import os
 import random
 import ssl
@@ -30,6 +31,8 @@ Json = dict[str, Any]
 OLDEST = (3, 4)  # its gateway is at /v3 and knows every call that is made here
 CONNECT_S = 0.7  # a member that takes longer is passed by; below TRY_S, to be told from a slow one
 TRY_S = 0.8  # of a question to one member, where there are others; longer where all are slow
+LOST_TRY_S = 0.25  # the same just after a member's host was lost: perhaps etcd's leader with it
+ELECTION_S = 5.0  # which has another by then, with its usual timers too
 TRY_MOST_S = 3.0
 SLOW_TIMES = 1.5  # so many times what such a question took, or was waited for in vain
 ANSWER_MAX = 16 << 20  # bytes; etcd takes 1.5 MB a document
@@ -127,6 +130,7 @@ class Gateway:
         self._first = 0  # whom the next question goes to
         self._took_s: dict[str, float] = {}  # call -> its last answer, or the wait for none
         self._avoided: frozenset[str] = frozenset()  # hosts that are known to be lost
+        self._lost_s = -math.inf  # when the last of the members came to it
         self._asked: set[tuple[str, asyncio.Timeout]] = set()  # who has not answered yet
         self._streaming: tuple[str, aiohttp.ClientResponse] | None = None  # endpoint, its answer
         self._session: aiohttp.ClientSession | None = None
@@ -161,18 +165,22 @@ class Gateway:
         StoreError when it was not.
 
         A member that lost its leader keeps a request for seconds, and its proposal may be lost:
-        the next member is asked soon, or later where such calls take long.  What that answers is
+        the next member is asked soon, sooner where a host is known to be lost (agents know it
+        before etcd does), or later where such calls take long.  What that answers is
         told with `is_repeated`: a comparison that fails then may have failed for the first try's
         success.  Once each was asked, the next gets all the time that is left."""
         deadline_s = time.monotonic() + limit_s
         failed: dict[str, str] = {}
         unsure = False
-        for turn in range(2 * len(self.endpoints)):
+        turns, electing = 2 * len(self.endpoints), self._is_electing()
+        for turn in range(turns):
             left_s = deadline_s - time.monotonic()
             if left_s <= 0.0:
                 break
             endpoint = self.endpoints[self._first]
-            alone_s = self._patience_s(path, left_s) if turn < len(self.endpoints) else left_s
+            # An election of a second may outlast a round of short tries: the last is kept for it.
+            shared = turn < (turns - 1 if electing else len(self.endpoints))
+            alone_s = self._patience_s(path, left_s) if shared else left_s
             try:
                 return Written(await self._authorised(endpoint, path, body, alone_s), unsure)
             except Refused as error:
@@ -202,7 +210,11 @@ class Gateway:
         if len(self.endpoints) == 1:
             return left_s
         known_s = self._took_s.get(path, max(self._took_s.values(), default=0.0))
-        return min(left_s, TRY_MOST_S, max(TRY_S, SLOW_TIMES * known_s))
+        least_s = LOST_TRY_S if self._is_electing() else TRY_S
+        return min(left_s, TRY_MOST_S, max(least_s, SLOW_TIMES * known_s))
+
+    def _is_electing(self) -> bool:
+        return time.monotonic() - self._lost_s < ELECTION_S
 
     def _waited(self, path: str, since_s: float, error: BaseException) -> None:
         """Nobody answered.  Without a connection that says nothing of how long an answer takes."""
@@ -221,6 +233,8 @@ class Gateway:
     def avoid(self, hosts: frozenset[str]) -> None:
         """Members on these hosts are passed by while another is left: a machine without power ends
         no connection, and a question to it, or a watch, would wait for its whole time."""
+        if any(_host(one) in hosts - self._avoided for one in self.endpoints):
+            self._lost_s = time.monotonic()
         self._avoided = hosts
         if _host(self.endpoints[self._first]) in hosts:
             self._next()

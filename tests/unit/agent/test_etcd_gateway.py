@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 
 from aiohttp import web
@@ -37,17 +38,24 @@ def test_members_on_lost_hosts_are_passed_by_while_another_is_left() -> None:
     assert found == set(HOSTS)  # better a lost one than nobody
 
 
+READ, WRITE = "/v3/kv/range", "/v3/kv/txn"
+ELECTION_S = 0.4  # longer than one short try, shorter than one of the usual length
+
+
+async def served(
+    handle: Callable[[web.Request], Awaitable[web.Response]], host: str, path: str = READ,
+) -> tuple[web.AppRunner, str]:
+    app = web.Application()
+    app.router.add_post(path, handle)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, host, 0)
+    await site.start()
+    return runner, f"http://{host}:{runner.addresses[0][1]}"
+
+
 def test_what_is_asked_of_a_host_that_is_lost_meanwhile_is_asked_of_the_next_at_once() -> None:
     """A machine without power ends no connection."""
-
-    async def served(handle, host: str) -> tuple[web.AppRunner, str]:
-        app = web.Application()
-        app.router.add_post("/v3/kv/range", handle)
-        runner = web.AppRunner(app)
-        await runner.setup()
-        site = web.TCPSite(runner, host, 0)
-        await site.start()
-        return runner, f"http://{host}:{runner.addresses[0][1]}"
 
     async def body() -> float:
         loop, came, over = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
@@ -82,3 +90,41 @@ def test_what_is_asked_of_a_host_that_is_lost_meanwhile_is_asked_of_the_next_at_
             await lives.cleanup()
 
     assert asyncio.run(asyncio.wait_for(body(), 30.0)) < TRY_S
+
+
+def test_a_proposal_that_went_to_the_lost_leader_is_made_again_as_soon_as_another_may_be_elected(
+) -> None:
+    """A member sends a proposal on to the leader that it knows; of a lost one nothing comes back,
+    and etcd says nothing of it for seconds."""
+
+    async def body(knows: bool) -> tuple[float, bool]:
+        loop, over = asyncio.get_running_loop(), asyncio.Event()
+
+        async def sends_on(_: web.Request) -> web.Response:
+            if loop.time() < elected_s:
+                await over.wait()
+            return web.json_response({"header": {"revision": "7"}, "succeeded": True})
+
+        runners, urls = [], ["http://127.0.0.4:9"]  # the host that is lost
+        for host in ("127.0.0.2", "127.0.0.3"):
+            runner, url = await served(sends_on, host, WRITE)
+            runners.append(runner)
+            urls.append(url)
+        gateway = Gateway(tuple(urls))
+        gateway._first = gateway.endpoints.index(urls[1])
+        gateway.avoid(frozenset({"127.0.0.4"} if knows else ()))
+        begun_s = loop.time()
+        elected_s = begun_s + ELECTION_S
+        try:
+            written = await gateway.write(WRITE, {}, 10.0)
+            return loop.time() - begun_s, written.is_repeated
+        finally:
+            over.set()
+            await gateway.close()
+            for runner in runners:
+                await runner.cleanup()
+
+    took_s, is_repeated = asyncio.run(asyncio.wait_for(body(True), 30.0))
+    assert ELECTION_S <= took_s < TRY_S and is_repeated
+    took_s, _ = asyncio.run(asyncio.wait_for(body(False), 30.0))
+    assert took_s >= TRY_S, "a store that is only slow is not asked twice so soon"

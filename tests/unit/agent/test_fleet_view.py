@@ -32,8 +32,8 @@ def rank(number: int, node: str, step: int = 5) -> RankView:
     return RankView(number, node, 100 + number, 2, "running", step=step)
 
 
-def seen(*beats: Beat, single: bool = False, docs: Documents = Documents()) -> Any:
-    store = StoreView(True, leases=(Lease("r", "b"),), docs=docs)
+def seen(*beats: Beat, single: bool = False, docs: Documents | None = None) -> Any:
+    store = StoreView(True, leases=(Lease("r", "b"),), docs=docs or Documents())
     snapshot = SimpleNamespace(
         now=Now(100.0, 0.0), observed=Observed(beats=beats, store=store),
         decision=Decision(plans=(PLAN,)))
