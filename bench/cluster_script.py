@@ -1,15 +1,16 @@
 """A script over nodes that are hurt for real: under `holdfast run` and under torchrun, in turns.
 
 The same DDP script, nodes and faults for each.  `rank_kill`: SIGKILL of one rank of four.
-`node_loss`: one node of four loses power and a fifth stands by.  Runners: `holdfast`, with an etcd
+`exception`: one rank of four raises behind a step.  `node_loss`: one node of four loses power and a
+fifth stands by.  `shrink`: the same without one, and three go on (`--nnodes 3:4`).  Runners: `holdfast`, with an etcd
 of three members among the nodes; `torchrun` as it comes; `tuned`, torchrun whose rendezvous drops a
 silent node after 3 s instead of 15, with a store of its own for each restart (fresh_prefix.py) and
 a gloo time-out of 3 s.  torchrun's rendezvous is on node 0, which is never hurt: its loss ends
 torchrun's run.  From the fault to the first step that no rank had finished before, on the slowest
-rank.  Needs root, iproute2, nftables and etcd-server.
+rank of those that go on.  Needs root, iproute2, nftables and etcd-server.
 
     python -m bench.cluster_script [--runs 5 | --quick] [--runners holdfast torchrun tuned]
-                                   [--faults rank_kill node_loss] [--limit 60]
+                                   [--faults rank_kill exception node_loss shrink] [--limit 60]
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ sys.path.insert(0, str(ROOT / "tests"))
 from nodes.harness import Nodes
 from nodes.worlds import World
 
-RUNNERS, FAULTS = ("holdfast", "torchrun", "tuned"), ("rank_kill", "node_loss")
+RUNNERS = ("holdfast", "torchrun", "tuned")
+FAULTS = ("rank_kill", "exception", "node_loss", "shrink")
 RANKS, MEMBERS, FAULT_AFTER, PORT = 4, (0, 1, 2), 17, 29500
 START_LIMIT_S, POLL_S, WEIGHT = 300.0, 0.002, 16
 RESTARTS = "20"  # torchrun's nodes restart each other, and count each time
@@ -52,14 +54,17 @@ UNSHARED = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 class Script:
     """One world of nodes, each with a launcher of the same script."""
 
-    def __init__(self, nodes: Nodes, runner: str) -> None:
-        self.nodes, self.runner = nodes, runner
+    def __init__(self, nodes: Nodes, runner: str, fault: str) -> None:
+        self.nodes, self.runner, self.fault = nodes, runner, fault
+        self.nnodes = f"{RANKS - 1}:{RANKS}" if fault == "shrink" else str(RANKS)
+        self.left = RANKS - (fault == "shrink")  # ranks that go on
         self.world = World(nodes, members=MEMBERS)
         file = self.world.shared / "steps"
         file.touch()
         self.file = StepFile(file)
+        self.raises = self.world.shared / "raises"
         self.words = ["--dir", str(self.world.shared), "--steps-file", str(file), "--steps",
-                      "1000000"]
+                      "1000000", "--raises", str(self.raises)]
 
     def launch(self) -> None:
         if self.runner == "holdfast":
@@ -67,7 +72,7 @@ class Script:
         for node in self.nodes:
             if self.runner == "holdfast":
                 self.world.launch(
-                    node.number, "run", "--nnodes", str(RANKS), "--nproc-per-node", "1",
+                    node.number, "run", "--nnodes", self.nnodes, "--nproc-per-node", "1",
                     "--max-restarts", RESTARTS, str(BENCH / "workload_script.py"), *self.words)
             else:
                 self._torchrun(node.number)
@@ -77,7 +82,7 @@ class Script:
         settings = f"is_host={int(number == 0)}" + (f",{TUNED}" if tuned else "")
         wrapper = [str(BENCH / "fresh_prefix.py"), "--gloo-limit", str(GLOO_LIMIT_S)]
         node.start(
-            [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(RANKS),
+            [sys.executable, "-m", "torch.distributed.run", "--nnodes", self.nnodes,
              "--nproc-per-node", "1", "--max-restarts", RESTARTS, "--rdzv-backend", "c10d",
              "--rdzv-endpoint", f"{self.nodes[0].address}:{PORT}", "--rdzv-id", "job",
              "--rdzv-conf", settings, "--local-addr", node.address,
@@ -110,11 +115,19 @@ class Script:
     def said(self) -> str:
         return "\n".join(f"{node.name}: {node.said('job.out')[-1500:]}" for node in self.nodes)
 
-    def hurt(self, fault: str, number: int, victim: Step) -> int:
+    def hurt(self, number: int, victim: Step) -> int:
         """When, on the monotonic clock, in nanoseconds."""
-        if fault == "rank_kill":
+        if self.fault == "rank_kill":
             begun_ns = time.monotonic_ns()
             os.kill(victim.pid, signal.SIGKILL)
+        elif self.fault == "exception":
+            order = self.raises.with_suffix(".tmp")
+            order.write_text(str(victim.pid))
+            order.rename(self.raises)
+            raised = Path(f"{self.raises}.at")
+            if not self.until(raised.exists, START_LIMIT_S):
+                raise Failed(f"rank {victim.rank} did not raise: {self.said()}")
+            begun_ns = int(raised.read_text())
         else:  # a machine without power says no goodbye
             self.nodes.blackhole(number)
             begun_ns = time.monotonic_ns()
@@ -133,7 +146,7 @@ class Script:
                     found.setdefault(step.rank, step.end_ns)
             return found
 
-        came = self.until(lambda: len(firsts()) == RANKS, limit_s)
+        came = self.until(lambda: len(firsts()) == self.left, limit_s)
         top = max(step.step for step in self.file.steps if step.pid in old)
         again = {step.step for step in self.file.steps if step.pid not in old and step.step <= top}
         return {"came_back": came, "top_step": top, "redone_steps": len(again), "recovery_s": (
@@ -143,7 +156,7 @@ class Script:
 @contextmanager
 def started(runner: str, fault: str) -> Iterator[Script]:
     with Nodes(RANKS + (fault == "node_loss"), weight=WEIGHT) as nodes:
-        run = Script(nodes, runner)
+        run = Script(nodes, runner, fault)
         try:
             run.launch()
             yield run
@@ -159,7 +172,7 @@ def measure(runner: str, fault: str, draw: random.Random, limit_s: float) -> dic
             before = run.placed()
             number = draw.choice(sorted(set(before) - {0}))
             row.update(node=number, rank=before[number].rank)
-            begun_ns = run.hurt(fault, number, before[number])
+            begun_ns = run.hurt(number, before[number])
             found = run.back(begun_ns, limit_s)
             row.update({key: rounded(value) if isinstance(value, float) else value
                         for key, value in found.items()})

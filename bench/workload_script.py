@@ -3,7 +3,8 @@
 4 layers, width 256, 4 heads, vocabulary 8192 (5.3 M parameters), AdamW, 4 texts x 64 tokens a
 rank, gloo.  Rank 0 writes model and optimizer every 5 steps (torch.save, then rename); every rank
 resumes from that file.  At each finished step a rank appends `monotonic_ns rank step pid` to a
-file, so that runs under torchrun and under Holdfast are measured by one method.
+file, so that runs under torchrun and under Holdfast are measured by one method.  The process whose
+id stands in the file --raises raises behind its next step, and says in RAISES.at when.
 """
 
 from __future__ import annotations
@@ -61,12 +62,21 @@ def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
     return int(state["step"])
 
 
+def raise_if_named(order: Path) -> None:
+    if order.read_text() == str(os.getpid()):
+        now = order.with_name(f"{order.name}.tmp")
+        now.write_text(str(time.monotonic_ns()))
+        now.rename(f"{order}.at")
+        raise RuntimeError("an error of the script's own")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--dir", type=Path, required=True, help="for the checkpoint")
     parser.add_argument("--steps-file", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--every", type=int, default=5, help="steps between checkpoints, 0 = none")
+    parser.add_argument("--raises", type=Path, help="names the process that is to raise")
     options = parser.parse_args()
     dist.init_process_group("gloo")
     rank = dist.get_rank()
@@ -85,6 +95,8 @@ def main() -> None:
         os.write(log, b"%d %d %d %d\n" % (time.monotonic_ns(), rank, step + 1, os.getpid()))
         if rank == 0 and options.every and (step + 1) % options.every == 0:
             save(checkpoint, step + 1, model, optimizer)
+        if options.raises is not None and options.raises.exists():
+            raise_if_named(options.raises)
     if rank == 0:
         digest = hashlib.sha256()
         for parameter in model.state_dict().values():
