@@ -8,6 +8,7 @@ system under test may put right (a hung or stopped rank, a spoilt checkpoint).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 
@@ -419,6 +420,25 @@ def store_replaced(cluster: Cluster, u: float, v: float) -> None:
     cluster.loop.after(2.0 + 10.0 * v, cluster.store.restore)
 
 
+def store_restored(cluster: Cluster, u: float, v: float) -> None:
+    """The store lost its disk and is away for a while; a person restores a backup of before, or has
+    none and seeds it."""
+    if cluster.single or not cluster.store.available:
+        return
+    store, behind_s = cluster.store, math.inf if u < 0.3 else 30.0 * (u - 0.3)
+    for_s = 1.0 + 5.0 * v
+    _disturb(cluster, for_s + 5.0)
+    store.available = False
+
+    def back() -> None:
+        _say(cluster, "store", "is as it was %.1f s ago", behind_s)
+        store.go_back(behind_s)
+        store.available = True
+
+    _say(cluster, "store", "lost its disk")
+    cluster.loop.after(for_s, back)
+
+
 def replaced_unseen(cluster: Cluster, u: float, v: float) -> None:
     """The nodes of a run are cut off from all others, and from the store as well in the moment in
     which the next generation is written.  The leader may go, so that another misses them late."""
@@ -563,7 +583,8 @@ FAULTS: dict[str, Fault] = {
     "suspended": suspended, "mount_hung": mount_hung, "folder_moved": folder_moved,
     "collective_left_out": collective_left_out, "generation_killed": generation_killed,
     "node_frozen": node_frozen, "node_fatal": node_fatal, "node_weak": weak_nodes.node_weak,
-    "common_cause": common_cause, "store_replaced": store_replaced, "store_down": store_down,
+    "common_cause": common_cause, "store_replaced": store_replaced,
+    "store_restored": store_restored, "store_down": store_down,
     "cut_from_store": links.cut_from_store,
     "isolate": links.isolate, "peers_cut": links.peers_cut, "flapping": links.flapping,
     "replaced_unseen": replaced_unseen, "unfit_unseen": unfit_unseen,

@@ -1,13 +1,14 @@
 """The store of the virtual cluster: the one in memory, on a virtual clock and with a past to read.
 
-Owns how far behind a serializable read may be, what a store that lost its disk holds, and what
-mutants take out.  Documents, versions and
+Owns how far behind a serializable read may be, what a store that lost its disk holds or was
+restored to, and what mutants take out.  Documents, versions and
 leases are agent/store/memory.py's, which the stores' conformance suite holds; the network between a
 node and the store (delays, lost requests, lost acknowledgements) is in outgoing.py.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 
 from ..core.model import Doc, Documents
@@ -51,6 +52,17 @@ class VirtualStore(MemoryServer):
             self._past.clear()
             self._past.append((0.0, Documents(self.docs.values()), ()))  # nothing older is shown
             self._changed()
+
+    def go_back(self, behind_s: float) -> None:
+        """It is restored from a backup of so long ago, or of the oldest that is remembered; with
+        an infinite time it came back empty, and a person seeded it."""
+        then = self.loop.now_s - behind_s
+        older = [docs for time_s, docs, _ in self._past if time_s <= then]
+        docs = older[-1] if older else self._past[0][1]
+        self.docs = {} if math.isinf(behind_s) else {doc.key: doc for doc in docs}
+        self.leases = {}
+        self._past.clear()
+        self._changed()
 
     def refused(self, known_id: str) -> str:
         """Why an agent that knows this cluster is to have nothing to do with the store."""

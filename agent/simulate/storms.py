@@ -138,6 +138,13 @@ STORMS: dict[str, Storm] = {
     "network": Storm("network", STORE | DISK | {"rank_killed": 2.0, "node_frozen": 2.0,
                                                 "flapping": 1.0, "store_replaced": 1.0},
                      single_share=0.0),
+    # The store forgets what it was told last, or all of it, and only the agents remember.
+    "restored": Storm("restored", {"store_restored": 4.0, "rank_killed": 4.0, "rank_exited": 1.0,
+                                   "agent_killed": 1.5, "lost_ack": 0.5, "slow_commits": 1.0,
+                                   "drained": 0.7, "operator": 0.7},
+                      faults=(3, 8), single_share=0.0,
+                      shapes=(Shape(2, 1, 1, 1), Shape(3, 1, 1, 1, 2), Shape(1, 2, 1, 2),
+                              Shape(2, 1, 2, 1), Shape(2, 2, 1, 1))),
     "nodes": Storm("nodes", NODES | DISK | {"rank_killed": 1.0}, single_share=0.0),
     "fleet": Storm("fleet", {"common_cause": 3.0, "node_fatal": 1.0, "rank_killed": 1.0},
                    faults=(2, 5), single_share=0.0,

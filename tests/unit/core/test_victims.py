@@ -34,6 +34,32 @@ def test_when_only_consequences_ended_nobody_is_named() -> None:
         assert start.resume.kind == ("survivor" if grade == "trainer" else "own")
 
 
+def test_who_lost_a_connection_of_its_own_is_named_where_nobody_else_ended() -> None:
+    """Torch raises no such type: it was a pipe to a child, or a connection to a server."""
+    for error in ("BrokenPipeError: [Errno 32] Broken pipe",
+                  "ConnectionRefusedError: [Errno 111] Connection refused"):
+        lab = Lab(grade="script", nproc=3)
+        lab.begin()
+        lab.train(3)
+        lab.raises(0, "RuntimeError: [pair.cc:553] Connection closed by peer")
+        lab.raises(1, error, after_s=0.1)
+        lab.step()
+        assert not lab.decision.verdicts, "another end may yet explain both"
+        lab.step(0.6)
+        verdict = lab.decision.verdicts[0]
+        assert (verdict.subject, verdict.confidence) == ("run/r/rank/1", 0.8)
+        assert error in verdict.reason and "rank 1" in verdict.reason
+
+
+def test_a_lost_connection_is_a_consequence_where_another_rank_was_killed() -> None:
+    lab = Lab(grade="script", nproc=2)
+    lab.begin()
+    lab.raises(0, "ConnectionResetError: [Errno 104] Connection reset by peer")
+    lab.kill(1)
+    lab.step()
+    assert lab.decision.verdicts[0].subject == "run/r/rank/1"
+
+
 def test_an_end_on_its_own_account_after_a_consequence_is_still_named() -> None:
     lab = Lab(grade="script")
     lab.begin()

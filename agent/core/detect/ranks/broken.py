@@ -203,6 +203,9 @@ class Ended(RunDetector):
         # All have ended: nobody is left whose end could still explain it.
         if left_s > 0 and any(r.ended is None for r in ranks):
             return Look(lonely=True, wake_s=left_s)
+        own = ends.own_connection(failed)
+        if own is not None:
+            return Look(replace(ends.cause_of(own, len(failed) - 1, oom_pids), confidence=0.8))
         return Look(replace(ends.victims_only(rank, len(failed) - 1, oom_pids),
                             among=_nodes(failed)))
 

@@ -31,6 +31,9 @@ CONSEQUENCES = (
     "distbackenderror",
 )
 
+# What Python raises of a connection of the script's own; torch's errors are of other types.
+OWN_CONNECTION = re.compile(r"(?:BrokenPipe|Connection(?:Reset|Refused|Aborted))Error\b")
+
 # What gloo prints before it aborts a rank whose peer came with another operation or size.
 MISMATCH = "collective mismatch"
 
@@ -165,6 +168,12 @@ def cause_of(rank: RankView, cascades: int, oom_pids: tuple[int, ...]) -> Cause:
     final = not ended.signal and ended.code in NO_COMMAND
     return replace(base, user=True, final=final,
                    reason=f"{who} ended by itself: {ended.error or what}")
+
+
+def own_connection(failed: list[RankView]) -> RankView | None:
+    """The first that raised an error of a connection of its own, to whomever: the one to blame
+    where no other rank or node is found that it was with."""
+    return next((r for r in failed if r.ended and OWN_CONNECTION.match(r.ended.error)), None)
 
 
 def victims_only(first: RankView, others: int, oom_pids: tuple[int, ...]) -> Cause:
