@@ -1,4 +1,5 @@
-"""What a run paid for its restarts, by the truth: acts cost, and only progress gives back.
+"""The truth of a run: what was planned, and what it paid for its restarts, by which acts cost and
+only progress gives back.
 
 Owns the comparison of each plan's budgets with what its generations really did.  The core's own
 numbers are never asked: steps come from the job, checkpoints from its disk.
@@ -17,6 +18,25 @@ SEEN_S = 2.0  # after this a checkpoint stands in everybody's listing
 RESTARTS = "restarts"  # the budget that --max-restarts is
 BOUGHT = "charged:"  # how a plan names what it was charged for
 ANEW = "the launcher is idle"  # another submission of the run has its own budgets
+
+
+class RunTruth:
+    """What the monitor remembers of one run."""
+
+    def __init__(self) -> None:
+        self.plans: dict[int, Plan] = {}
+        self.planned_s: dict[int, float] = {}  # generation -> when it was written
+        self.resumes: dict[str, list[tuple[int, int]]] = {}  # folder -> (generation, step)
+        self.fruitless = 0  # generations in a row without a new step
+        self.best_at_plan = 0
+
+    def forget(self, generation: int) -> None:
+        """This plan was lost by the store, and with the only node that knew of it."""
+        self.plans.pop(generation)
+        self.planned_s.pop(generation)
+        self.resumes = {folder: [one for one in told if one[0] != generation]
+                        for folder, told in self.resumes.items()}
+        self.fruitless -= 1
 
 
 def bought(plan: Plan) -> tuple[str, ...]:

@@ -16,10 +16,9 @@ from ..core.actions import DRAIN, PAUSE, RELEASE_NODE, RESTART_RANKS, RESUME
 from ..core.model import TRAINER, Ended, Request, node_subject, run_subject
 from . import links, weak_nodes
 from .cluster import Cluster
-from .edge import Edge
+from .edge import Edge, decode_plan
 from .job import RUN, Job, Rank
 from .launcher import Launcher
-from .store import OWN_ID
 
 Fault = Callable[[Cluster, float, float], None]
 # Of the shipped runbooks: the first takes its node out of service, the second ends in a person.
@@ -404,39 +403,42 @@ def _repair(cluster: Cluster, fault: str) -> None:
             _say(cluster, edge.machine.name, "%s is over", fault)
 
 
-def store_down(cluster: Cluster, _u: float, v: float) -> None:
-    """No quorum."""
-    cluster.store.available = False
-    _say(cluster, "store", "unavailable")
-    cluster.loop.after(1.0 + 9.0 * v, lambda: setattr(cluster.store, "available", True))
-
-
-def store_replaced(cluster: Cluster, u: float, v: float) -> None:
-    """The store lost its disk, or its address leads to another one; its backup comes back later."""
-    if cluster.single or cluster.store.cluster_id != OWN_ID:
-        return
-    cluster.store.replace("another" if u < 0.5 else "")
-    _say(cluster, "store", "is %s", "another cluster's" if u < 0.5 else "empty")
-    cluster.loop.after(2.0 + 10.0 * v, cluster.store.restore)
-
-
 def store_restored(cluster: Cluster, u: float, v: float) -> None:
     """The store lost its disk and is away for a while; a person restores a backup of before, or has
-    none and seeds it."""
+    none and seeds it.  One time in three that is in the moment in which a run's next generation is
+    written, and who wrote it may go with it: nobody else has read it."""
     if cluster.single or not cluster.store.available:
         return
-    store, behind_s = cluster.store, math.inf if u < 0.3 else 30.0 * (u - 0.3)
-    for_s = 1.0 + 5.0 * v
-    _disturb(cluster, for_s + 5.0)
-    store.available = False
+    store, name, names = cluster.store, _job(cluster, v).name, list(cluster.machines)
+    behind_s, for_s = math.inf if u < 0.3 else 30.0 * (u - 0.3), 1.0 + 5.0 * v
+    before = store.docs.get(run_subject(name))
 
-    def back() -> None:
-        _say(cluster, "store", "is as it was %.1f s ago", behind_s)
-        store.go_back(behind_s)
-        store.available = True
+    def lose() -> None:
+        _disturb(cluster, for_s + 5.0)
+        _say(cluster, "store", "lost its disk, and what it was told for %.1f s", behind_s)
+        store.lose(behind_s)
+        cluster.loop.after(for_s, store.come_back)
 
-    _say(cluster, "store", "lost its disk")
-    cluster.loop.after(for_s, back)
+    def written() -> None:
+        doc = store.docs.get(run_subject(name))
+        if doc is None or not store.available or before is None or decode_plan(
+                doc.body).generation <= decode_plan(before.body).generation:
+            return
+        forget()
+        leader = store.holder(name)
+        lose()
+        if u > 0.6 and leader:
+            node_crashed(cluster, (names.index(leader) + 0.5) / len(names), 0.7 * v)
+            cluster.monitor.runs[name].forget(decode_plan(doc.body).generation)
+
+    def forget() -> None:
+        if written in store.watchers:
+            store.watchers.remove(written)
+
+    if v < 0.67 or before is None:
+        return lose()
+    store.watchers.insert(0, written)
+    cluster.loop.after(15.0, forget)
 
 
 def replaced_unseen(cluster: Cluster, u: float, v: float) -> None:
@@ -559,6 +561,7 @@ def heal(cluster: Cluster) -> None:
     cluster.network.heal()
     cluster.store.available = True
     cluster.store.restore()
+    cluster.store.come_back()
     for job in cluster.jobs.values():
         job.slow_commit_s = 0.0
     for edge in cluster.edges.values():
@@ -583,8 +586,8 @@ FAULTS: dict[str, Fault] = {
     "suspended": suspended, "mount_hung": mount_hung, "folder_moved": folder_moved,
     "collective_left_out": collective_left_out, "generation_killed": generation_killed,
     "node_frozen": node_frozen, "node_fatal": node_fatal, "node_weak": weak_nodes.node_weak,
-    "common_cause": common_cause, "store_replaced": store_replaced,
-    "store_restored": store_restored, "store_down": store_down,
+    "common_cause": common_cause, "store_replaced": links.store_replaced,
+    "store_restored": store_restored, "store_down": links.store_down,
     "cut_from_store": links.cut_from_store,
     "isolate": links.isolate, "peers_cut": links.peers_cut, "flapping": links.flapping,
     "replaced_unseen": replaced_unseen, "unfit_unseen": unfit_unseen,

@@ -1,4 +1,4 @@
-"""Faults of a storm on the ways between nodes, and between them and the store: cut, or flapping.
+"""Faults of a storm on the ways between nodes and to the store: cut, flapping, or leading nowhere.
 
 Owns which ways nothing passes, and when, by the fault's own numbers alone: the same seed makes the
 same links whatever the system under test does meanwhile.
@@ -10,6 +10,7 @@ import random
 from functools import partial
 
 from .cluster import Cluster
+from .store import OWN_ID
 
 DOWN_S, UP_S = (0.2, 3.5), (0.3, 4.0)  # from too short to be noticed to longer than a lease
 LASTS_S = (10.0, 35.0)
@@ -82,3 +83,19 @@ def _down(
     cluster.cut(ways, down_s)
     cluster.loop.after(down_s + rng.uniform(*UP_S),
                        partial(_down, cluster, ways, rng, until_s, heals))
+
+
+def store_down(cluster: Cluster, _u: float, v: float) -> None:
+    """No quorum."""
+    cluster.store.available = False
+    cluster.loop.note("STORM", "store: unavailable")
+    cluster.loop.after(1.0 + 9.0 * v, lambda: setattr(cluster.store, "available", True))
+
+
+def store_replaced(cluster: Cluster, u: float, v: float) -> None:
+    """The store lost its disk, or its address leads to another one; its backup comes back later."""
+    if cluster.single or cluster.store.cluster_id != OWN_ID:
+        return
+    cluster.store.replace("another" if u < 0.5 else "")
+    cluster.loop.note("STORM", "store: is %s", "another cluster's" if u < 0.5 else "empty")
+    cluster.loop.after(2.0 + 10.0 * v, cluster.store.restore)

@@ -15,10 +15,11 @@ from ..core import model
 from ..core.model import TRAINER, Decision, Doc, Effect, Now, Observed, Plan, StoreWrite
 from ..core.model.subject import LEASE, NODE, RUN, run_subject, subject_of
 from ..core.run import policy, validity
-from ..core.run.stage import check_invariants
+from ..core.run.stage import OLDER_VERSION, check_invariants
 from ..core.run.start_gate import FAILED
 from ..core.run.state import RunState
 from . import account
+from .account import RunTruth
 from .disk import Origin, void_by
 from .edge import Edge
 from .job import END, PARK, Gang, Job
@@ -38,17 +39,6 @@ HEARD_S = 3.0  # until an agent that is there has heard what an operator asks
 NAMED = re.compile(r"rank (\d+) \(pid (\d+)\)")
 BY_HAND = "by hand"
 IDEMPOTENT_EVERY = 19  # every 19th step is made twice: enough to catch, cheap enough to keep
-
-
-class RunTruth:
-    """What the monitor remembers of one run."""
-
-    def __init__(self) -> None:
-        self.plans: dict[int, Plan] = {}
-        self.planned_s: dict[int, float] = {}  # generation -> when it was written
-        self.resumes: dict[str, list[tuple[int, int]]] = {}  # folder -> (generation, step)
-        self.fruitless = 0  # generations in a row without a new step
-        self.best_at_plan = 0
 
 
 class Monitor:
@@ -218,8 +208,9 @@ class Monitor:
         """Budgets equal acts, and a charged act has a cause."""
         unbroken = all(edge.life <= 1 for edge in self.edges.values())  # no agent was killed
         all_seen = self.single and self.disturbed_s < 0.0 and unbroken
+        told_s = self.store.lost_s - self.runs[job.name].planned_s[before.generation]
         wrong = account.wrong(job, before, plan, all_seen)
-        if wrong:
+        if wrong and not 0.0 <= told_s < NOTICED_S:  # else perhaps nobody alive has read it
             self.fail("budgets_true", f"{job.name}: gen {plan.generation}: {wrong}")
         gang = job.gangs.get(before.generation)
         calm = self.loop.now_s - self.disturbed_s > CALM_S
@@ -440,6 +431,8 @@ class Monitor:
             before = self.states.get((edge.machine.name, run))
             known = before[1] if before is not None and before[0] == edge.life else None
             broken = check_invariants(case.state, known)
+            if self.store.lost_s > 0.0:  # its versions count from the backup on
+                broken = tuple(one for one in broken if one != OLDER_VERSION)
             if broken:
                 self.fail("state_holds", f"{edge.machine.name}: {run}: {'; '.join(broken)}")
             self.states[edge.machine.name, run] = edge.life, msgspec.structs.replace(case.state)
@@ -504,9 +497,8 @@ class Monitor:
 
     def _fit(self, edge: Edge, now: Now, observed: Observed, plan: Plan) -> None:
         """No rank on a node that is excluded, or whose fresh beat says that it is sick."""
-        if plan.finished >= 0 or any(each.generation == plan.generation and
-                                     each.ranks == plan.ranks
-                                     for each in self._plans_in(observed)):
+        if plan.finished >= 0 or any(each.ranks == plan.ranks
+                                     for each in self._written(observed, plan)):
             return
         unfit = {node for node, doc in observed.store.docs.of(NODE) if excluded(doc.body)}
         if not self.breaker_open(edge, now):
@@ -520,7 +512,7 @@ class Monitor:
     def _as_large(self, edge: Edge, now: Now, observed: Observed, plan: Plan) -> None:
         """A world is never made smaller than its fit nodes allow, as their leader sees them."""
         views = [view for view in observed.runs if view.run == plan.run]
-        known = [each for each in self._plans_in(observed) if each.generation == plan.generation]
+        known = self._written(observed, plan)
         if plan.finished >= 0 or known or not views or plan.generation < 2:
             return
         out = {node for node, doc in observed.store.docs.of(NODE)
@@ -535,7 +527,7 @@ class Monitor:
 
     def _whole(self, edge: Edge, observed: Observed, plan: Plan) -> None:
         """A plan that takes a survivor's state was told of one that holds that step untorn."""
-        known = [each for each in self._plans_in(observed) if each.generation == plan.generation]
+        known = self._written(observed, plan)
         if plan.resume.kind != "survivor" or plan.finished >= 0 or known:
             return
         kept = {node for number, node in plan.ranks if number in plan.keep}
@@ -547,8 +539,14 @@ class Monitor:
             self.fail("torn_never_used", f"{edge.machine.name}: gen {plan.generation} of "
                       f"{plan.run} takes step {plan.resume.step}, which no untorn survivor holds")
 
-    def _plans_in(self, observed: Observed) -> list[Plan]:
-        return [decode_plan(doc.body) for _, doc in observed.store.docs.of(RUN)]
+    def _written(self, observed: Observed, plan: Plan) -> list[Plan]:
+        """Plans of this one's generation that stand in the store, or that it has lost again."""
+        plans = [decode_plan(doc.body) for _, doc in observed.store.docs.of(RUN)]
+        found = [each for each in plans if each.generation == plan.generation]
+        lost = self.runs[plan.run].plans.get(plan.generation) if plan.run in self.runs else None
+        if lost is None or self.store.lost_s < 0.0:
+            return found
+        return [*found, *([lost] if (lost.ranks, lost.resume) == (plan.ranks, plan.resume) else [])]
 
     def _sick(self, node: str) -> bool:
         """Its hardware is broken, for so long that whoever hears it has heard that too."""

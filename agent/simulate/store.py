@@ -28,6 +28,8 @@ class VirtualStore(MemoryServer):
         self.loop = loop
         self.cluster_id = OWN_ID
         self._backup: dict[str, Doc] = {}
+        self.lost_s = -math.inf  # when its disk was lost last
+        self._left: dict[str, Doc] | None = None  # of a lost disk, once somebody restores it
         self.compare = True
         self.check_lease = True
         self._past: deque[tuple[float, Documents, tuple[tuple[str, str], ...]]] = deque(
@@ -53,15 +55,22 @@ class VirtualStore(MemoryServer):
             self._past.append((0.0, Documents(self.docs.values()), ()))  # nothing older is shown
             self._changed()
 
-    def go_back(self, behind_s: float) -> None:
-        """It is restored from a backup of so long ago, or of the oldest that is remembered; with
-        an infinite time it came back empty, and a person seeded it."""
+    def lose(self, behind_s: float) -> None:
+        """Its disk is gone, and with it what it held since so long ago: the age of the backup, or
+        of the oldest state that is remembered; all, where that is infinite."""
         then = self.loop.now_s - behind_s
         older = [docs for time_s, docs, _ in self._past if time_s <= then]
         docs = older[-1] if older else self._past[0][1]
-        self.docs = {} if math.isinf(behind_s) else {doc.key: doc for doc in docs}
-        self.leases = {}
+        self._left = {} if math.isinf(behind_s) else {doc.key: doc for doc in docs}
+        self.available, self.lost_s = False, self.loop.now_s
+
+    def come_back(self) -> None:
+        """A person has restored the backup, or seeded an empty one."""
+        if self._left is None:
+            return
+        self.docs, self.leases, self._left = self._left, {}, None
         self._past.clear()
+        self.available = True
         self._changed()
 
     def refused(self, known_id: str) -> str:

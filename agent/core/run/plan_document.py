@@ -47,6 +47,7 @@ class Document:
         self._gone_boot_s = -1.0  # since when the store shows less than is in force; -1 = not so
         self._behind = -1, 0.0  # an older version than is known, and since when it is shown
         self._free_boot_s = -1.0  # since when nobody is seen to lead; -1 = somebody is, or unknown
+        self._less_boot_s = -1.0  # since when another runs a generation that is unknown here
         self.answered = False  # the store, once in this life
 
     def read(self, ctx: Context) -> bool:
@@ -169,7 +170,7 @@ class Document:
             self._free_boot_s = ctx.now.boot_s
         others = lease is not None and lease.holder != view.node
         left_s = lease.until_boot_s - ctx.now.boot_s if lease is not None and not others else 0.0
-        if over or self.stands_back(ctx):
+        if over or self.stands_back(ctx) or self._knows_less(ctx):
             return
         if not self._may_lead(view.node) and not self._may_take_over(ctx, lease):
             return
@@ -239,6 +240,23 @@ class Document:
             and not members.is_anothers(beat.uid, view.uid)
             and not (beat.generation == 0 and members.is_refused(beat.held))
             for beat in ctx.observed.beats)
+
+    def _knows_less(self, ctx: Context) -> bool:
+        """Whether another node runs a generation that neither this one nor the store knows: the
+        store lost that plan before it was read here.  Who has it is let lead, and writes it again;
+        he is waited for no longer than a lost node."""
+        view, plan = ctx.view, self.state.document.plan
+        read = ctx.observed.store.docs.decoded(run_subject(view.run), members.read_plan)
+        known = max((one.generation for one in (plan, read) if one is not None), default=0)
+        if not known or not any(
+                beat.run == view.run and beat.node != view.node and beat.generation > known
+                and members.is_fresh(beat, ctx.now, ctx.settings)
+                and not members.is_anothers(beat.uid, view.uid) for beat in ctx.observed.beats):
+            self._less_boot_s = -1.0
+            return False
+        if self._less_boot_s < 0.0:
+            self._less_boot_s = ctx.now.boot_s
+        return not members.is_lost(self._less_boot_s, ctx.now, ctx.settings)
 
     def _may_lead(self, node: str) -> bool:
         known = self.state.document.plan

@@ -11,6 +11,9 @@ from ..model import TRAINER, Plan, RunView, Value
 from .fences import may_renew
 from .state import RunState
 
+# So that who knows better (the store was restored) may tell it from the others.
+OLDER_VERSION = "an older version of the document was taken"
+
 
 class Stage(StrEnum):
     UNKNOWN = "unknown"  # the launcher is not connected
@@ -130,7 +133,7 @@ def _steps_wrong(before: RunState, state: RunState) -> dict[str, bool]:
     old, new = before.document, state.document
     ends = before.finish_code >= 0 and state.finish_code >= 0
     return {
-        "an older version of the document was taken": new.version < old.version,
+        OLDER_VERSION: new.version < old.version,
         "the top generation fell": state.launcher.top < before.launcher.top,
         "an older plan was taken": old.plan is not None
             and (new.plan is None or new.plan.generation < old.plan.generation),

@@ -90,3 +90,22 @@ def test_who_remembers_higher_generations_of_a_name_says_so_to_who_leads_it() ->
     cluster.run(12)
     assert cluster.plan().generation == 51 and {
         lab.view.generation for lab in cluster.labs.values()} == {51}
+
+
+def test_who_leads_and_missed_a_plan_that_the_store_lost_lets_one_lead_who_has_it() -> None:
+    """Else no plan would ever be written: it knows none that is above what the others run."""
+    cluster = started(names="ab", grade="script")
+    missed = cluster.labs["a"].node.cases["r"].state.document
+    cluster.labs["a"].kill(0)
+    cluster.run(30)
+    assert cluster.plan().generation == 2 and cluster.leader() == "a"
+    del cluster.docs["run/r"]
+    state = cluster.labs["a"].node.cases["r"].state
+    state.document = replace(missed, version=0)
+    for _ in range(40):
+        cluster.run(1)
+        assert "run/r" not in cluster.docs or cluster.plan().generation == 2
+    assert cluster.plan().generation == 2 and cluster.leader() == "b"
+    cluster.labs["b"].kill(1)
+    cluster.run(30)
+    assert {lab.view.generation for lab in cluster.labs.values()} == {3}
