@@ -424,6 +424,7 @@ class EtcdStore:
         if there:
             return there
         id = id or secrets.token_hex(8)
+        write_known(self._identity_file, self.known)  # whether it can be, before the store is made
         await self._make_cluster(id)
         if id != self.known.cluster_id:
             write_known(self._identity_file, Known(self.known.node_id, self.cluster, id))

@@ -4,10 +4,11 @@ Owns how long a script may compute here without a word from elsewhere.  Its chec
 to void, so a generation elsewhere starts when the permits of the old one have run out: each is
 counted from before the question that renewed it was sent.  One node's have no end.
 
-With the store away, or slow, as in an election of its own (failsafe), a permit is renewed while
-every member and spare of the plan answers and knows no higher generation, and so does every other
-node that told of a launcher of the run, for it may have been named since: who answers has heard of
-this node, and so does not hold it lost before the permit ends.  Its clock is handed in: the
+With the store away, or slow, as in an election of its own, or restored to before this generation
+(failsafe), a permit is renewed while every member and spare of the plan answers and knows no higher
+generation, and so does every other node that told of a launcher of the run, for it may have been
+named since: who answers has heard of this node, and so does not hold it lost before the permit
+ends.  Its clock is handed in: the
 simulator runs this file too.
 """
 
@@ -82,13 +83,17 @@ class Permits:
         """By the store's word where it answers, else by all others' together."""
         sent_s = self._boot_s()
         doc = await self._read(run, lease_s)
+        read = read_plan(doc) if doc is not None else None
+        told = read is not None and read.generation >= generation
+        plan = read if told else self._plan(run)
         # Of an older generation that still runs here the launcher hears nothing any more.
-        plan = read_plan(doc) if doc is not None else self._plan(run)
         if plan is None or plan.generation < generation:
             return
         if not fences.may_renew(plan, self._node):
             return
-        since_s = sent_s if doc is not None else self.failsafe_s(plan)
+        # Whom an older plan names may lead by it, and is asked too.
+        named = (*read.members, *read.spares) if read is not None else ()
+        since_s = sent_s if told else self.failsafe_s(plan, named)
         if since_s:
             self._launchers.order(run, {
                 "t": "permit", "generation": plan.generation,
@@ -109,14 +114,14 @@ class Permits:
         finally:
             reading.cancel()
 
-    def failsafe_s(self, plan: Plan) -> float:
+    def failsafe_s(self, plan: Plan, more: Iterable[str] = ()) -> float:
         """Since when everybody of the plan, and who could be by now, is known to have heard of this
-        node and to know of no higher generation; 0.0 where somebody is not."""
+        node and to know of no higher generation; 0.0 where somebody is not.  `more`: who else."""
         if plan.finished >= 0:
             return 0.0
         told = {beat.node for beat in self._peers.heard()
                 if beat.run == plan.run and not is_anothers(beat.uid, plan.owner)}
-        others = {*plan.members, *plan.spares, *told} - {self._node}
+        others = {*plan.members, *plan.spares, *told, *more} - {self._node}
         heard = [self._peers.answered_s(node, plan.run, plan.generation) for node in others]
         return min(heard, default=self._boot_s())
 

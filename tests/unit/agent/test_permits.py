@@ -89,6 +89,18 @@ def test_who_may_have_been_named_since_must_have_answered_as_well() -> None:
     assert (renewed(None, 3, both | {"d": 3.0}, mine, [beat]) or (0, 0.0))[1] > 0.0
 
 
+@pytest.mark.parametrize("kept", [2, 0])
+def test_a_store_that_was_restored_to_before_the_generation_is_as_if_it_were_away(
+    kept: int,
+) -> None:
+    """Whom the older plan names may lead by it, so he must have answered too."""
+    both, older = {"b": 1.0, "c": 2.5}, replace(plan(kept), spares=("c", "d"))
+    assert (renewed(older, 3, both, plan(3)) or (0, 0.0))[1] <= 0.0
+    generation, left_s = renewed(older, 3, both | {"d": 4.0}, plan(3)) or (0, 0.0)
+    assert generation == 3 and left_s == pytest.approx(LEASE_S - 4.0, abs=1e-6)
+    assert renewed(older, 3, both | {"d": 4.0}, plan(2)) is None, "this node knows it no more"
+
+
 def test_a_node_that_reads_that_it_is_missed_renews_nothing() -> None:
     """Whoever leads counts from there when its permits have run out."""
     both = {"b": 1.0, "c": 2.5}
