@@ -2,12 +2,13 @@
 
 The same DDP script, nodes and faults for each.  `rank_kill`: SIGKILL of one rank of four.
 `exception`: one rank of four raises behind a step.  `node_loss`: one node of four loses power and a
-fifth stands by.  `shrink`: the same without one, and three go on (`--nnodes 3:4`).  Runners: `holdfast`, with an etcd
-of three members among the nodes; `torchrun` as it comes; `tuned`, torchrun whose rendezvous drops a
-silent node after 3 s instead of 15, with a store of its own for each restart (fresh_prefix.py) and
-a gloo time-out of 3 s.  torchrun's rendezvous is on node 0, which is never hurt: its loss ends
-torchrun's run.  From the fault to the first step that no rank had finished before, on the slowest
-rank of those that go on.  Needs root, iproute2, nftables and etcd-server.
+fifth stands by.  `shrink`: the same without one, and three go on (`--nnodes 3:4`).  Runners:
+`holdfast`, with an etcd of three members among the nodes; `torchrun` as it comes; `tuned`, torchrun
+whose rendezvous drops a silent node after 3 s instead of 15, with a store of its own for each
+restart (fresh_prefix.py) and a gloo time-out of 3 s.  torchrun's rendezvous is on node 0, which is
+never hurt: its loss ends torchrun's run.  From the fault to the first step that no rank had
+finished before, on the slowest rank of those that go on.  Needs root, iproute2, nftables and
+etcd-server.
 
     python -m bench.cluster_script [--runs 5 | --quick] [--runners holdfast torchrun tuned]
                                    [--faults rank_kill exception node_loss shrink] [--limit 60]

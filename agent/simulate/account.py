@@ -1,8 +1,8 @@
-"""The truth of a run: what was planned, and what it paid for its restarts, by which acts cost and
-only progress gives back.
+"""The truth of a run: what was planned, and what each restart cost it and gave back.
 
-Owns the comparison of each plan's budgets with what its generations really did.  The core's own
-numbers are never asked: steps come from the job, checkpoints from its disk.
+Owns the comparison of each plan's budgets with what its generations really did: acts cost, and only
+progress gives back.  The core's own numbers are never asked: steps come from the job, checkpoints
+from its disk.
 """
 
 from __future__ import annotations
