@@ -427,7 +427,7 @@ MUTANTS = (
            put(Permit, "is_over", lambda *_: False),
            seed=5),
     Mutant("permits without anybody's word", "fences", ("one_generation_computes",),
-           put(Permits, "failsafe_s", lambda self, _: self._boot_s()),
+           put(Permits, "failsafe_s", lambda self, *_: self._boot_s()),
            seed=12),
     Mutant("no second observer", "flapping", ("lost_by_two",),
            put(FailureDetector, "lost", lambda self: frozenset(self.unreachable()))),
