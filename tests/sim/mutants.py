@@ -27,7 +27,7 @@ from holdfast.agent.core import node
 from holdfast.agent.core.detect.ranks import broken, ended, hang, known_causes, limits
 from holdfast.agent.core.effects import drafts, in_flight
 from holdfast.agent.core.incidents import book
-from holdfast.agent.core.model import Observed, StoreWrite
+from holdfast.agent.core.model import Observed, StoreWrite, run_subject
 from holdfast.agent.core.nodes import breaker, device_holders, exclusions
 from holdfast.agent.core.run import (
     case,
@@ -46,6 +46,7 @@ from holdfast.agent.core.run import (
     takeover,
     validity,
 )
+from holdfast.agent.core.run.state import Context
 from holdfast.agent.daemon.parts.permits import Permits
 from holdfast.agent.peers.failure_detector import FailureDetector
 from holdfast.agent.simulate import run_storm, store
@@ -199,6 +200,19 @@ def ends_at_the_first_fault(patch: pytest.MonkeyPatch) -> None:
     """Whatever happens, the run is over."""
     patch.setattr(policy, "grant", lambda cause, *_: policy.Grant(
         policy.FINISH, "all 3 restarts are used up", code=policy.finish_code(cause)))
+
+
+def believes_the_store(patch: pytest.MonkeyPatch) -> None:
+    """What was restored counts, and not what is known."""
+    take = plan_document.Document._take
+
+    def taken(self: plan_document.Document, ctx: Context) -> None:
+        doc, known = ctx.observed.store.docs.get(run_subject(ctx.view.run)), self.state.document
+        if doc.version < known.version and ctx.observed.store.up:
+            self.state.document = replace(known, version=0, plan=None)
+        take(self, ctx)
+
+    patch.setattr(plan_document.Document, "_take", taken)
 
 
 def torn_is_whole(patch: pytest.MonkeyPatch) -> None:
@@ -396,6 +410,7 @@ MUTANTS = (
     Mutant("bad checkpoints forgotten", "folders", ("bad_never_resumed",),
            put(plan_document.Document, "_quarantined", lambda *_: ()),
            seed=65),
+    Mutant("a restored store is believed", "restored", ("state_holds",), believes_the_store),
     Mutant("histories of all folders are one", "folders", ("nothing_thrown_away",),
            put(validity, "history_of", lambda plan, _: plan.history if plan else ())),
     Mutant("state behind a left-out collective", "folders", ("wrong_never_resumed",),
