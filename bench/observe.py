@@ -70,21 +70,27 @@ class PageWatch:
         self.steps: list[Step] = []
 
     def poll(self) -> list[Step]:
-        now_s = time.monotonic()
+        now_s, gone = time.monotonic(), set[int]()
         if now_s - self.scanned_s >= SCAN_S:
-            self.scan()
+            gone = self.scan()
             self.scanned_s = now_s
         fresh = [step for page in self.known.values() if (step := self._advance(page))]
         self.steps += fresh
+        for inode in gone:  # else each kill made every poll longer, beside what is measured
+            self.known.pop(inode).mapped.close()
         return fresh
 
-    def scan(self) -> None:
-        """The launcher holds every page; a child's are looked at when its own cannot be read."""
-        if not self._scan_process(self.launcher_pid):
+    def scan(self) -> set[int]:
+        """The launcher holds every page; a child's are looked at when its own cannot be read.  The
+        inodes of those that it holds no more."""
+        held: set[int] = set()
+        if not self._scan_process(self.launcher_pid, held):
             for pid in descendants(self.launcher_pid):
-                self._scan_process(pid)
+                self._scan_process(pid, held)
+            return set()
+        return self.known.keys() - held
 
-    def _scan_process(self, pid: int) -> bool:
+    def _scan_process(self, pid: int, held: set[int]) -> bool:
         folder = f"/proc/{pid}/fd"
         try:
             names = os.listdir(folder)
@@ -93,20 +99,20 @@ class PageWatch:
         for name in names:
             try:
                 if os.readlink(f"{folder}/{name}").startswith("/memfd:holdfast-page"):
-                    self._map(f"{folder}/{name}")
+                    held.add(self._map(f"{folder}/{name}"))
             except (OSError, ValueError):
                 continue  # closed meanwhile, or no page
         return True
 
-    def _map(self, path: str) -> None:
+    def _map(self, path: str) -> int:
         inode = os.stat(path).st_ino
-        if inode in self.known or len(self.known) >= PAGES_MAX:
-            return
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            self.known[inode] = _Mapped(pages.map_readonly(fd))
-        finally:
-            os.close(fd)
+        if inode not in self.known and len(self.known) < PAGES_MAX:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                self.known[inode] = _Mapped(pages.map_readonly(fd))
+            finally:
+                os.close(fd)
+        return inode
 
     def views(self) -> list[Any]:
         """Every page as it is now, standbys (rank -1) included."""
