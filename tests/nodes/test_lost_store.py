@@ -53,6 +53,7 @@ class Losing(Cluster):
             seen = self.pids(JOB)  # of the agents that answer now
             assert seen.items() <= ranks.items(), (seen, ranks, self.said())
             time.sleep(0.2)
+        self.wait(lambda: self.pids(JOB) == ranks)  # once every agent answers: none has ended
 
     def goes_on(self, ranks: dict[str, tuple[int, int]], generation: int
                 ) -> dict[str, tuple[int, int]]:

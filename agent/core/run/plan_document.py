@@ -249,7 +249,7 @@ class Document:
         read = ctx.observed.store.docs.decoded(run_subject(view.run), members.read_plan)
         known = max((one.generation for one in (plan, read) if one is not None), default=0)
         if not known or not any(
-                beat.run == view.run and beat.node != view.node and beat.generation > known
+                beat.generation > known and beat.run == view.run and beat.node != view.node
                 and members.is_fresh(beat, ctx.now, ctx.settings)
                 and not members.is_anothers(beat.uid, view.uid) for beat in ctx.observed.beats):
             self._less_boot_s = -1.0

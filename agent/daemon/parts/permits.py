@@ -8,8 +8,7 @@ With the store away, or slow, as in an election of its own, or restored to befor
 (failsafe), a permit is renewed while every member and spare of the plan answers and knows no higher
 generation, and so does every other node that told of a launcher of the run, for it may have been
 named since: who answers has heard of this node, and so does not hold it lost before the permit
-ends.  Its clock is handed in: the
-simulator runs this file too.
+ends.  Its clock is handed in: the simulator runs this file too.
 """
 
 from __future__ import annotations

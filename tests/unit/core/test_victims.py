@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from holdfast.agent.core.detect.ranks import ended
 from holdfast.agent.core.model import Parked
 
 from .driver import Lab
@@ -49,6 +50,16 @@ def test_who_lost_a_connection_of_its_own_is_named_where_nobody_else_ended() -> 
         verdict = lab.decision.verdicts[0]
         assert (verdict.subject, verdict.confidence) == ("run/r/rank/1", 0.8)
         assert error in verdict.reason and "rank 1" in verdict.reason
+
+
+def test_who_lost_a_connection_long_after_the_first_end_is_not_named() -> None:
+    lab = Lab(grade="script", nproc=2)
+    lab.begin()
+    lab.train(3)
+    lab.raises(0, "RuntimeError: [pair.cc:553] Connection closed by peer")
+    lab.raises(1, "BrokenPipeError: [Errno 32] Broken pipe", after_s=ended.CASCADE_S + 1.0)
+    lab.step()
+    assert lab.decision.verdicts[0].subject == "run/r"
 
 
 def test_a_lost_connection_is_a_consequence_where_another_rank_was_killed() -> None:

@@ -172,8 +172,12 @@ def cause_of(rank: RankView, cascades: int, oom_pids: tuple[int, ...]) -> Cause:
 
 def own_connection(failed: list[RankView]) -> RankView | None:
     """The first that raised an error of a connection of its own, to whomever: the one to blame
-    where no other rank or node is found that it was with."""
-    return next((r for r in failed if r.ended and OWN_CONNECTION.match(r.ended.error)), None)
+    where no other rank or node is found that it was with.  Only ends within CASCADE_S of the first
+    count: a later one is most likely what that did to it."""
+    first = failed[0].ended if failed else None
+    return next((r for r in failed if r.ended and first is not None
+                 and r.ended.boot_s <= first.boot_s + CASCADE_S
+                 and OWN_CONNECTION.match(r.ended.error)), None)
 
 
 def victims_only(first: RankView, others: int, oom_pids: tuple[int, ...]) -> Cause:
