@@ -71,10 +71,10 @@ def is_broken_group(error: BaseException, generation_over: bool) -> bool:
         return False
     said = str(error)
     return generation_over or _OF_GLOO.search(said) is not None or (
-        any(word in said for word in _BROKEN_WORDS) and _came_from_a_call(error))
+        any(word in said for word in _BROKEN_WORDS) and came_from_a_call(error))
 
 
-def _came_from_a_call(error: BaseException) -> bool:
+def came_from_a_call(error: BaseException) -> bool:
     """Whether a call into a group or a store raised it, by where it was raised."""
     files = [Path(frame.f_code.co_filename) for frame, _ in traceback.walk_tb(error.__traceback__)]
     return bool(files) and any(map(files[-1].is_relative_to, _CALLERS)) and not any(

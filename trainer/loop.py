@@ -49,7 +49,7 @@ from .engines.strategy import (
     told,
 )
 from .evaluate import Evaluated, evaluate
-from .group import BadCheckpoint, Group, RestoreFailed, is_broken_group
+from .group import BadCheckpoint, Group, RestoreFailed, came_from_a_call, is_broken_group
 from .move import go_over
 from .quality import kept
 from .state import State
@@ -57,6 +57,7 @@ from .state import State
 PARK_S = 50.0  # for a checkpoint before ranks park, and for each other; the agent allows 120
 MEET_S = 5.0  # ... without one; the agent allows 10
 CAUSES_SHOWN, FRAMES_SHOWN, SAID_SHOWN = 4, 16, 2000  # of a lost peer's error; and characters
+LINE_SHOWN = 300
 STEP_TIMES = 64  # the latest, for the snapshots' cadence
 ENDS = (ConfigError, FloatingPointError)  # settings, and what every rank raises alike
 
@@ -350,12 +351,18 @@ class Generation:
 
     def show(self, error: BaseException) -> None:
         """Where a peer was lost by what an exception says of itself alone, people may judge it."""
-        plain = not isinstance(error, (self.elastic.Broken, RestoreFailed, dist.DistError))
-        if plain and not self.elastic.broken():
-            then = ", continuing in the next generation" if self.elastic.active() else ""
-            with suppress(OSError, ValueError, AttributeError):  # closed, full or replaced
-                print(f"holdfast: an error that is taken for a lost peer's{then}:\n"
-                      f"{_in_short(error)}", file=sys.stderr, flush=True)
+        if self.elastic.broken() or isinstance(
+                error, (self.elastic.Broken, RestoreFailed, dist.DistError)):
+            return
+        then = ", continuing in the next generation" if self.elastic.active() else ""
+        if len([*chain(error)]) == 1 and came_from_a_call(error):  # torch's own, and no one's words
+            line = " ".join(str(error).split())[:LINE_SHOWN]
+            said = f"holdfast: a peer was lost{then}: {line}"
+        else:
+            said = (f"holdfast: an error that is taken for a lost peer's{then}:\n"
+                    f"{_in_short(error)}")
+        with suppress(OSError, ValueError, AttributeError):  # closed, full or replaced
+            print(said, file=sys.stderr, flush=True)
 
     def outlives(self, error: BaseException) -> bool:
         """Whether this process can go on in the next generation though its own code raised this."""

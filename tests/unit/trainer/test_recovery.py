@@ -290,6 +290,15 @@ def test_a_connection_of_the_users_own_that_fails_is_raised_and_a_lost_peer_is_s
     assert "failed to connect" not in log  # `raised` shows that, and the harness's does not
 
 
+def test_a_peer_that_is_gone_is_one_line_in_the_log_of_each_that_lost_it(tmp_path):
+    """Thirteen lines of torch's own files, from every rank that lives, hide what there is to read."""
+    launcher = run(tmp_path, 3, {(1, 1, 3, "forward_backward"): "kill"})
+    log = launcher.log()
+    told = [line for line in log.splitlines() if "holdfast: a peer was lost" in line]
+    assert 1 <= len(told) <= 2 and "Traceback" not in log
+    assert all("continuing in the next generation: " in line and len(line) < 400 for line in told)
+
+
 def test_what_is_shown_of_a_lost_peer_is_bounded():
     def deep(left):
         if left:
