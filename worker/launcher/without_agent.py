@@ -1,6 +1,7 @@
 """What a launcher does while no agent answers: the job runs once, unwatched, and still ends.
 
-Owns the few decisions that must not depend on an agent.  It restarts nothing.
+Owns the few decisions that must not depend on an agent.  It restarts nothing, and leaves nobody
+waiting for who does.
 """
 
 from __future__ import annotations
@@ -62,8 +63,22 @@ class WithoutAgent:
         if failed and ranks.generation:
             first = min(failed, key=lambda p: p.over["boot_s"] if p.over else 0.0)
             code = first.over["code"] if first.over else 1
-            state.end(code, "rank %d failed, and no agent answers that could restart it"
-                      % first.rank)
+            return state.end(code, "rank %d failed, and no agent answers that could restart it"
+                             % first.rank)
+        if without_s >= (NODES_WAIT_S if state.spec.nnodes > 1 else WITHOUT_AGENT_S):
+            self.leave_parked()
+
+    def leave_parked(self) -> None:
+        """A rank that has left its generation waits for a plan, and nobody is there to make one: a
+        checkpoint did not prove, or its peers are gone."""
+        parked = [p for p in self.ranks.by_rank().values() if p.parked is not None]
+        if parked:
+            first = min(parked, key=lambda p: p.rank)
+            why = str(first.parked["reason"]) if first.parked else ""
+            bad = why.startswith("bad_checkpoint")  # put aside: a second try would start at step 0
+            self.state.end(exits.BUDGET_SPENT if bad else exits.RETRY,
+                           "rank %d waits for a plan (%s), and no agent answers that could make one"
+                           % (first.rank, why))
 
     def wait_for_one(self, without_s: float) -> None:
         """A run over many nodes starts on an agent's word alone: without it, each node would train

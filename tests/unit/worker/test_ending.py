@@ -401,6 +401,23 @@ def test_whoever_failed_first_gives_the_code() -> None:
     assert run.state.exit_code == 7 and run.state.end_reason.startswith("rank 1 failed")
 
 
+@pytest.mark.parametrize(("argv", "limit_s"), [(TRAIN, WITHOUT_AGENT_S), (MANY, NODES_WAIT_S)])
+@pytest.mark.parametrize(("reason", "code"), [
+    ("bad_checkpoint: /ckpt/s10: shard 0 does not match", exits.BUDGET_SPENT),
+    ("peer_lost: Connection closed by peer", exits.RETRY)])
+def test_a_rank_that_waits_for_a_plan_is_not_left_waiting_for_an_agent_that_never_comes(
+    argv: tuple[str, ...], limit_s: float, reason: str, code: int
+) -> None:
+    run = Run(argv, Ranks(Rank(1, parked={"reason": reason}), Rank(0, parked=None)))
+    for after_s in (0.0, limit_s - 0.1):
+        run.alone.watch(500.0 + after_s)
+        assert run.state.exit_code is None
+    run.alone.watch(500.0 + limit_s)
+    assert run.state.exit_code == code
+    assert run.state.end_reason == (
+        f"rank 1 waits for a plan ({reason}), and no agent answers that could make one")
+
+
 def test_a_run_that_trains_unwatched_is_told_once_and_so_is_the_agents_return() -> None:
     run = Run(SCRIPT, Ranks(Rank(0, 7), Rank(1, 7)))
     run.link.problem = "it crashed"
