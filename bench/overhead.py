@@ -2,9 +2,10 @@
 
 Owns the comparison and its confidence interval, and the CPU-seconds and memory of the processes
 beside the ranks.  Two runs: a plain script (optimizer hooks, ticker) and the trainer (phases, step
-markers, ticker; snapshots by whole cadences).  In a pair one step has everything on and its
+markers, ticker; snapshots in every second cadence).  In a pair one step has everything on and its
 neighbour everything off, launcher, agent and their children stopped, in random order; a pair with a
-snapshot in it counts for snapshots alone.
+snapshot in it counts for snapshots alone, whose steps are held against the same place of a cadence
+without.
 
     python -m bench.overhead            # 150 pairs each: shows that it works, not the number
     python -m bench.overhead --full     # 4,500 pairs each: about 25 minutes a grade
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import os
 import signal
 import statistics
@@ -28,6 +30,7 @@ from . import common, memory
 from .common import BENCH, ROOT, Failed, Place, Results
 from .overhead_switch import BESIDE, WARM_STEPS
 
+WINDOW, NEAR = 4, 12  # steps: of a snapshot, and before and behind them those they are held against
 STEP_LIMIT_S = 5.0  # on average; a bound, never a condition
 SCRAPE_S = 15.0
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -86,24 +89,63 @@ def whole_effect(lines: list[Line], pairs: int) -> dict[str, Any]:
 
 
 def snapshots_effect(lines: list[Line], pairs: int) -> dict[str, Any]:
-    """Whole cadences with their snapshot against whole cadences without."""
+    """A snapshot's steps against the same place of a cadence without, over a whole cadence.
+
+    The rank copies between two steps and does nothing of it later, so what a snapshot costs lies in
+    the step that it falls into and what it leaves in caches in the few behind.  All other steps of
+    a cadence are alike with and without it: compared as well, they added noise alone.
+    """
     used = [line for line in lines[WARM_STEPS : WARM_STEPS + 2 * pairs] if line.cadence]
-    blocks: dict[int, list[Line]] = {}
-    for line in used:
-        blocks.setdefault(line.step // line.cadence, []).append(line)
-    whole = {number: block for number, block in blocks.items()
-             if len(block) == block[0].cadence and len({b.snapshots_on for b in block}) == 1}
-    on, off = [], []
-    for number in sorted(whole):
-        if number % 2 or number + 1 not in whole:
-            continue
-        means = {block[0].snapshots_on: statistics.fmean(line.ns for line in block)
-                 for block in (whole[number], whole[number + 1])}
-        if len(means) == 2:
-            on.append(means[True])
-            off.append(means[False])
     cadence = used[-1].cadence if used else 0
-    return {**compare(on, off), "cadence_steps": cadence}
+    by_step = {line.step: line for line in used if line.cadence == cadence}
+    extra: dict[int, tuple[bool, float]] = {}  # cadence -> (with its snapshot, its steps' excess)
+    for line in by_step.values():
+        around = [by_step.get(line.step + offset) for offset in range(-NEAR, WINDOW + NEAR)]
+        if not line.has_snapshot() or None in around:
+            continue
+        known = [float(one.ns) for one in around if one is not None]
+        usual = statistics.median(known[:NEAR] + known[-NEAR:])
+        own = known[NEAR : NEAR + WINDOW]
+        extra[line.step // cadence] = (line.snapshots_on, sum(own) - WINDOW * usual)
+    on, off = [], []
+    for number in sorted(extra):
+        if number % 2 == 0 and number + 1 in extra:
+            two = dict([extra[number], extra[number + 1]])
+            if len(two) == 2:
+                on.append(two[True])
+                off.append(two[False])
+    if len(on) < 2:
+        return {"pairs": len(on), "cadence_steps": cadence}
+    whole = cadence * statistics.fmean(line.ns for line in by_step.values())
+    differences = [a - b for a, b in zip(on, off, strict=True)]
+    low, high = common.bootstrap(differences)
+    return {
+        "pairs": len(on), "mean_percent": round(100 * statistics.fmean(differences) / whole, 3),
+        "low_percent": round(100 * low / whole, 3), "high_percent": round(100 * high / whole, 3),
+        "median_percent": round(100 * statistics.median(differences) / whole, 3),
+        "step_s": round(whole / cadence / 1e9, 5),
+        "sd_percent": round(100 * statistics.stdev(differences) / whole, 2),
+        "cadence_steps": cadence,
+    }
+
+
+def together(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """The sum of effects that are measured on different steps, and so err independently."""
+    if not all("mean_percent" in part for part in parts):
+        return {}
+    mean = sum(part["mean_percent"] for part in parts)
+    below, above = (math.hypot(*(part["mean_percent"] - part[bound] for part in parts))
+                    for bound in ("low_percent", "high_percent"))
+    return {"mean_percent": round(mean, 3), "low_percent": round(mean - below, 3),
+            "high_percent": round(mean + above, 3)}
+
+
+def of_snapshots(row: dict[str, Any]) -> dict[str, Any]:
+    """What a row's own steps say of snapshots, whichever code wrote it."""
+    lines = [Line(step, bool(on), bool(snapshots), ns, cadence)
+             for step, on, snapshots, ns, cadence in row["steps"]]
+    found = snapshots_effect(lines, row["all"]["pairs"])
+    return {"snapshots": found, "together": together([row["all"], found])}
 
 
 # ------------------------------------------------------------------------------------ CPU
@@ -216,9 +258,9 @@ def measure(grade: str, shared: Path, ranks: int, pairs: int, window_s: float) -
                 let_go_on(where)
         lines = read_record(records[0])[1]
         row["all"] = whole_effect(lines, pairs)
-        if grade == "trainer":
-            row["snapshots"] = snapshots_effect(lines, pairs)
         row["steps"] = [list(map(int, line)) for line in lines]
+        if grade == "trainer":
+            row |= of_snapshots(row)
     return {**row, "ok": True}
 
 
@@ -252,6 +294,9 @@ def show(row: dict[str, Any]) -> None:
                   f"sd {found['sd_percent']} %")
         elif found:
             print(f"    {part:9s} {found['pairs']} pairs: too few")
+    if found := row.get("together", {}):
+        print(f"    together  {found['mean_percent']:+.3f} %, 95 % interval "
+              f"{found['low_percent']:+.3f} to {found['high_percent']:+.3f}")
     for part, value in row.get("beside", {}).get("core_percent", {}).items():
         print(f"    {part:9s} {value:6.3f} % of a core")
     if row["ok"]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from .common import BENCH, percentile, read_rows
+from .overhead import of_snapshots
 
 Row = dict[str, Any]
 NAMES = ("recovery", "startup", "memory", "overhead", "false_acts", "telemetry",
@@ -190,11 +191,14 @@ def overhead(rows: list[Row]) -> str:
         if not row["ok"]:
             continue
         grade = f"{row['case'].removeprefix('overhead_')}, {row.get('ranks', 2)} ranks"
-        for part in ("all", "hooks", "snapshots"):  # hooks: older rows
+        if "snapshots" in row and "all" in row:
+            row = {**row, **of_snapshots(row)}
+        for part in ("all", "hooks", "snapshots", "together"):  # hooks: older rows
             found = row.get(part, {})
             if "mean_percent" in found:
                 effects.append([
-                    grade, part, str(found["pairs"]), f"{found['step_s']:.3f}",
+                    grade, part, str(found.get("pairs", "")),
+                    f"{found['step_s']:.3f}" if "step_s" in found else "",
                     f"{found['mean_percent']:+.2f} %",
                     f"{found['low_percent']:+.2f} to {found['high_percent']:+.2f} %",
                 ])

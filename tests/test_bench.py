@@ -4,7 +4,9 @@ how long that takes."""
 from __future__ import annotations
 
 import json
+import math
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -15,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from bench import common, false_acts, report, uneven
+from bench import common, false_acts, overhead, report, uneven
 from bench.observe import LogWatch
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -181,3 +183,34 @@ def test_the_tables_over_nodes_tell_whose_end_it_was_and_who_never_began() -> No
              "lost_s_each": 0.5, "back_s": [0.4, 0.6], "redone_steps": 0, "equal": True}
     assert report.torture([storm]).endswith(
         "| 2 | 12 of 14 (85.7 %) | 0.50 | 0.50 (0.40 to 0.60), longest 0.60 | 0 | True |")
+
+
+@pytest.mark.parametrize("cost_ns", [0, 20_000_000])
+def test_a_snapshots_cost_is_read_out_of_its_own_steps(cost_ns: int) -> None:
+    """Steps whose pace drifts by half, and a snapshot in every other cadence, that costs a fifth of
+    a step."""
+    cadence, noise = 50, random.Random(3)
+
+    def ns(step: int) -> int:
+        taken = step % cadence == 0 and not step // cadence % 2
+        usual = 100_000_000 * (1 + 0.5 * math.sin(step / 700))
+        return int(usual + noise.gauss(0, 3_000_000)) + cost_ns * taken
+
+    steps = [[step, step % 2, int(not step // cadence % 2), ns(step), cadence]
+             for step in range(4000)]
+    found = overhead.of_snapshots(
+        {"steps": steps, "all": {"pairs": 1900, "mean_percent": 0.1, "low_percent": -0.2,
+                                 "high_percent": 0.3}})
+    snapshots, together = found["snapshots"], found["together"]
+    true_percent = 100 * cost_ns / (cadence * 100_000_000)
+    assert snapshots["low_percent"] <= true_percent <= snapshots["high_percent"]
+    assert snapshots["high_percent"] - snapshots["low_percent"] < 0.2 and snapshots["pairs"] > 30
+    assert together["mean_percent"] == pytest.approx(snapshots["mean_percent"] + 0.1, abs=0.002)
+    assert together["mean_percent"] - together["low_percent"] == pytest.approx(
+        math.hypot(0.3, snapshots["mean_percent"] - snapshots["low_percent"]), abs=0.002)
+
+
+def test_of_no_whole_cadence_nothing_is_said() -> None:
+    steps = [[step, step % 2, 0, 100, 70] for step in range(90)]
+    found = overhead.of_snapshots({"steps": steps, "all": {"pairs": 30}})
+    assert found == {"snapshots": {"pairs": 0, "cadence_steps": 70}, "together": {}}
