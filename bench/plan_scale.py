@@ -107,7 +107,7 @@ class Fleet:
         store = StoreView(True, self.docs)
         nodes = members.members(self.view, self.plan, dead, store, now, self.settings, 0.0)
         ranks = members.ranks_of(self.view, 1, dead, now, self.settings)
-        known = members.known(self.view, dead, now, self.settings)
+        known = members.known(self.view, dead, now, self.settings, {})
         made, why = planning.plan_run(planning.PlanView(
             run="m5", grade="trainer", leader=True, highest=1, nproc=NPROC, reason="bench",
             members=nodes, world=planning.World(self.nodes // 2, self.nodes),

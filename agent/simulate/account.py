@@ -70,8 +70,9 @@ def must_give_back(job: Job, generation: int) -> bool:
     return bool(durable) and job.committed.get(generation, 1e9) + SEEN_S < hurt_s
 
 
-def wrong(job: Job, before: Plan, plan: Plan, all_seen: bool) -> str:
-    """What of this plan's budgets is not true; "" when all is."""
+def wrong(job: Job, before: Plan, plan: Plan, all_seen: bool, heard: bool) -> str:
+    """What of this plan's budgets is not true; "" when all is.  `heard`: whether a checkpoint of
+    the generation before is known where it was planned."""
     if plan.reason == ANEW:
         return "" if not plan.spent else f"another submission begins with {plan.spent}"
     if plan.peak < max(plan.resume.step, job.best - UNSEEN_STEPS if all_seen else 0):
@@ -88,7 +89,8 @@ def wrong(job: Job, before: Plan, plan: Plan, all_seen: bool) -> str:
         if not least <= count <= most:
             return (f"{key} stands at {count} behind gen {before.generation}, true is {least} to "
                     f"{most}")
-        if key in back and count > most - 1 and must_give_back(job, before.generation):
+        given = key in back and count <= most - 1
+        if key in back and not given and heard and must_give_back(job, before.generation):
             return f"{key} was not given back for the checkpoint of gen {before.generation}"
     return ""
 

@@ -12,16 +12,19 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 import msgspec
+from msgspec.structs import replace
 
 from holdfast.worker.permit import Permit, RanOut, ordered_ns
 
 from ..core import model
 from ..core.actions import REMOVE_LOCK, RUN_CHECK
-from ..core.model import TRAINER, Effect, EffectOutcome, Ended, RankView, RunView, run_subject
+from ..core.model import TRAINER, Commit, Effect, EffectOutcome, Ended, RankView, RunView, run_subject
 from .job import END, PARK, RUN, START, Gang, Job, Rank
 from .machine import Machine
 
 OUTCOMES_KEPT = 64
+READ_AGAIN = 3  # of the newest checkpoints, by a rank 0 that begins
+COMMITS_SENT = 100
 PERMIT_LOOK_S = 0.1  # between two looks at a permit, as each rank's ticker has them
 STEPS_SHOWN = 4  # whose ends a page remembers
 Reply = Callable[[EffectOutcome], None]
@@ -50,6 +53,8 @@ class Launcher:
         self.generation = 0
         self.max_restarts = 3
         self.hang_limit_s = 0.0
+        self.known: dict[str, Commit] | None = None  # checkpoints, once its trainer has listed them
+        self.led: set[int] = set()  # generations whose rank 0 was started here
         self.shutdown = ""
         self.devices: tuple[str, ...] = ()  # that its ranks take
         self.suspended = False  # stopped from outside, with its ranks
@@ -83,12 +88,27 @@ class Launcher:
             nnodes_min=self.least, nnodes_max=self.nnodes, generation=self.generation, state=state,
             max_restarts=self.max_restarts, hang_limit_s=self.hang_limit_s,
             ranks=tuple(self._rank_view(rank, since_s) for _, rank in sorted(self.ranks.items())),
-            commits=self.job.disk.listing() if trainer else (),
+            commits=self._commits() if trainer else (),
             checkpoint_dir=self.job.folder if trainer else "",
             snapshot=snapshot, shutdown=self.shutdown,
             suspended=self.suspended, devices=self.devices,
             startup_s=self.startup_s, registered_boot_s=self.registered_boot_s,
         )
+
+    def _commits(self) -> tuple[Commit, ...]:
+        """What stood there as its trainer began, and what a rank 0 that was started here commits
+        and reads back; what others' rank 0 does it never hears, nor what their launchers delete.
+        That one is bad is in its name, for all to see."""
+        listed = self.job.disk.listing()
+        if self.known is None:
+            self.known = {one.path: replace(one, verified=False) for one in listed}
+        reads = any(rank.rank == 0 and rank.state in (RUN, PARK) for rank in self.ranks.values())
+        newest = {one.path for one in listed[-READ_AGAIN:]} if reads else ()
+        for one in listed:
+            if one.bad or one.path in newest or one.generation in self.led:
+                self.known[one.path] = one
+        found = sorted(self.known.values(), key=lambda one: (one.generation, one.step))
+        return tuple(found[-COMMITS_SENT:])
 
     def _rank_view(self, rank: Rank, since_s: float) -> RankView:
         now_s = self.job.loop.now_s
@@ -180,6 +200,8 @@ class Launcher:
             return f"refused: generation {start.generation} is not above {self.generation}"
         self.on_start(self, start)
         self.generation = start.generation
+        if 0 in start.ranks:
+            self.led.add(start.generation)
         self.permit = Permit(start.generation, until_ns)
         self._watch_permit(start.generation)
         self.started_s = self.job.loop.now_s
@@ -259,11 +281,12 @@ class Launcher:
         self.wake()
 
     def _delete(self, delete: model.Delete) -> str:
-        if delete.generation != self.generation:
-            return f"refused: generation {delete.generation} is not {self.generation}"
+        if delete.generation < self.generation:
+            return f"refused: generation {delete.generation} is not the newest"
         for path in delete.paths:
             self.on_delete(self, delete, path)
             self.job.disk.delete(path)
+            (self.known or {}).pop(path, None)
         return ""
 
     def leave(self, code: int, reason: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from holdfast.worker import exits
 
-from ..core.model import Plan, node_subject
+from ..core.model import Plan, node_subject, run_subject
 from ..core.run.plan import NOTHING_LEFT
 from . import account
 from .cluster import Cluster
@@ -23,6 +23,7 @@ from .storms import Storm
 LIVE_STEPS = 3  # new steps after the storm that count as going on
 ANSWERED_S = 3.0
 LOOK_EVERY_S = 4.0
+UNTIDIED = 4  # checkpoints that may stay beyond those kept
 ECHO = "the run's document says it is over"  # of whoever only heard of the end
 
 
@@ -46,6 +47,9 @@ def settle(cluster: Cluster, storm: Storm) -> None:
                 raise InvariantBroken("ends_deserved", f"{name} {how}: {wrong}")
         elif any(each.shutdown for each in everyone(cluster, job) if each.alive):
             raise InvariantBroken("asked_to_end", f"{name} was asked to end, and is {how}")
+        if (left := _untidied(cluster, job)) and not how.startswith("waiting"):
+            raise InvariantBroken("folder_tidied", f"{name} is {how}, and beyond those kept are "
+                                  f"{left}")
         gang = job.newest()
         if how == "progress" and gang is not None and job.is_wrong((gang.generation, gang.step)):
             raise InvariantBroken("wrong_found", f"{name} trains on behind a collective that was "
@@ -54,6 +58,23 @@ def settle(cluster: Cluster, storm: Storm) -> None:
                   for one, asked_s in edge.asked_s.items() if asked_s < end_s)
     if late and cluster.loop.now_s > end_s + ANSWERED_S:
         raise InvariantBroken("requests_settled", f"nobody answers {late}")
+
+
+def _untidied(cluster: Cluster, job: Job) -> list[str]:
+    """Good checkpoints that should be gone: behind those kept, and behind the last few that may not
+    have been read back before the end or the last change of who leads.  An order whose launcher is
+    gone holds the next one up until its deadline, and none is given before a recovery is over."""
+    subject = run_subject(job.name, "checkpoints")
+    minds = [edge.node for edge in cluster.edges.values() if edge.node is not None]
+    recovers = any(job.name in mind.cases and mind.cases[job.name].state.recovery is not None
+                   for mind in minds)
+    if recovers or any(mind.kept.in_flight.busy(subject) for mind in minds):
+        return []
+    truth = cluster.monitor.runs.get(job.name)
+    told = truth.resumes.get(job.folder, []) if truth is not None else []
+    good = [one.path for one in job.disk.listing()
+            if one.verified and not one.bad and void_by(one, told) is None]
+    return good[: -(cluster.settings.keep_checkpoints + UNTIDIED)]
 
 
 def _draining(cluster: Cluster, end_s: float) -> bool:

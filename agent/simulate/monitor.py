@@ -130,9 +130,9 @@ class Monitor:
                 self.fail("one_plan_per_generation", f"{run}: two plans of {plan.generation}")
             truth.plans[plan.generation] = plan
             return
-        self._new_generation(run, truth, plan)
+        self._new_generation(run, truth, plan, node)
 
-    def _new_generation(self, run: str, truth: RunTruth, plan: Plan) -> None:
+    def _new_generation(self, run: str, truth: RunTruth, plan: Plan, node: str) -> None:
         job = self.jobs[run]
         resume = plan.resume
         if resume.kind == "disk":
@@ -145,7 +145,7 @@ class Monitor:
         self._bad_left_out(job, plan)
         self._thrown_away(job, plan)
         if truth.plans:
-            self._paid(job, truth.plans[max(truth.plans)], plan)
+            self._paid(job, truth.plans[max(truth.plans)], plan, node)
         truth.plans[plan.generation] = plan
         truth.planned_s[plan.generation] = self.loop.now_s
         if job.grade == TRAINER:
@@ -204,12 +204,20 @@ class Monitor:
                 self.fail("nothing_thrown_away", f"{job.name}: gen {plan.generation} begins from "
                           f"{resume.kind}, and ranks {well} hold step {gang.step}")
 
-    def _paid(self, job: Job, before: Plan, plan: Plan) -> None:
+    def _heard(self, node: str, run: str, generation: int) -> bool:
+        """Whether who plans can know of a checkpoint of this generation."""
+        edge = self.edges[node]
+        return self.single or any(
+            one.generation == generation for beat in (*edge.raw_beats, *edge.decision.beats)
+            if beat.run == run for one in beat.commits)
+
+    def _paid(self, job: Job, before: Plan, plan: Plan, node: str) -> None:
         """Budgets equal acts, and a charged act has a cause."""
         unbroken = all(edge.life <= 1 for edge in self.edges.values())  # no agent was killed
         all_seen = self.single and self.disturbed_s < 0.0 and unbroken
         told_s = self.store.lost_s - self.runs[job.name].planned_s[before.generation]
-        wrong = account.wrong(job, before, plan, all_seen)
+        heard = self._heard(node, job.name, before.generation)
+        wrong = account.wrong(job, before, plan, all_seen, heard)
         if wrong and not 0.0 <= told_s < NOTICED_S:  # else perhaps nobody alive has read it
             self.fail("budgets_true", f"{job.name}: gen {plan.generation}: {wrong}")
         gang = job.gangs.get(before.generation)

@@ -29,6 +29,7 @@ class ReadBack:
         self.verified: list[str] = []  # paths, as they were proven
         self._bytes_per_s = mb_per_s * 1e6
         self._paths: deque[str] = deque(maxlen=WAITING_MAX)
+        self._newest: tuple[Path, int] | None = None  # of which folder how many are to be asked for
         self._known: set[str] = set()
         self._changed, self._reading = threading.Condition(), False
         self._hurry = threading.Event()  # the run ends: nothing is left to share the disk with
@@ -36,12 +37,22 @@ class ReadBack:
 
     def ask(self, path: str) -> None:
         """Has this checkpoint read back, once."""
-        if path in self._known:
-            return
-        self._known.add(path)
         with self._changed:
+            if path in self._known:
+                return
+            self._known.add(path)
             self._paths.append(path)
-            self._changed.notify_all()
+            self._begin()
+
+    def ask_newest(self, root: Path, count: int) -> None:
+        """Has the newest in this folder read back, those that were not.  They are looked for in the
+        thread: ranks wait for who joins, and a shared file system may take its time."""
+        with self._changed:
+            self._newest = root, count
+            self._begin()
+
+    def _begin(self) -> None:
+        self._changed.notify_all()
         if self._thread is None:
             thread = threading.Thread(target=self._work, name="read back", daemon=True)
             thread.start()  # a machine that refuses it may not do so the next time
@@ -51,7 +62,8 @@ class ReadBack:
         """Reads what is left at full speed; returns when that is done or `wait_s` is over."""
         self._hurry.set()
         with self._changed:
-            self._changed.wait_for(lambda: not (self._paths or self._reading), wait_s)
+            self._changed.wait_for(
+                lambda: not (self._newest or self._paths or self._reading), wait_s)
 
     def wait(self, wait_s: float) -> None:
         """The same in the middle of a run: the disk is shared again afterwards."""
@@ -65,10 +77,15 @@ class ReadBack:
             with self._changed:
                 self._reading = False
                 self._changed.notify_all()
-                self._changed.wait_for(lambda: self._paths)
-                path, self._reading = self._paths.popleft(), True
+                self._changed.wait_for(lambda: self._newest or self._paths)
+                newest, self._newest, self._reading = self._newest, None, True
+                path = str(newest[0]) if newest else self._paths.popleft()
             try:
-                self._prove(Path(path))
+                if newest:
+                    for found in reversed(files.listing(newest[0])[: newest[1]]):
+                        self.ask(found.path)
+                else:
+                    self._prove(Path(path))
             except Exception as error:  # the next one is read all the same
                 self._not_known(path, files.words(error))
 

@@ -64,8 +64,7 @@ class Checkpoints:
         self.hold(group, state)
         if group.rank == 0 and self.options.every:
             # A rank 0 before this one may have ended with some of them unread.
-            for found in reversed(files.listing(self.root)[: self.options.keep]):
-                self.read_back.ask(found.path)
+            self.read_back.ask_newest(self.root, self.options.keep)
 
     def hold(self, group: Group, state: State) -> None:
         """What is saved from now on."""

@@ -6,6 +6,7 @@ effect's id.  A command that makes no sense is refused with a reason and changes
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import shutil
@@ -23,7 +24,7 @@ from .compiling import Watch
 from .log_watch import LogWatch
 from .process import StartCommand
 from .rank_processes import RankProcesses
-from .run_state import RunState
+from .run_state import CHECKPOINT, RunState
 from .terminal import Terminal
 
 EVIDENCE_S = 5.0
@@ -38,6 +39,18 @@ OUTCOME_LIMIT = 9_000  # characters; one may take six bytes in a packet
 
 class Refused(Exception):
     """A command that cannot be carried out; its text is the outcome's error."""
+
+
+def remove_checkpoint(path: str) -> None:
+    """Removes it, or what is left of it: the trainer tidies up what has no marker any more, and
+    another node that led may have removed it.  OSError where any of it stays."""
+    # Without its marker it is no checkpoint any more, however far the rest gets.
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(os.path.join(path, "COMMIT"))
+    shutil.rmtree(path, ignore_errors=True)
+    if os.path.lexists(path):
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(path)
 
 
 class Commands:
@@ -282,26 +295,26 @@ class Commands:
     def delete(self, command_id: str, body: Dict[str, Any]) -> None:
         """Lets checkpoints go; only of this run's folder and only from the newest generation.
 
-        What asks their file system happens in the child: on a dead mount even a look-up waits for
-        ever, and the launcher's loop waits for nobody.
+        The node that leads has the order carried out by its own launcher, which hears of a commit
+        only where rank 0 is, and of no generation where the node is a spare: a checkpoint is known
+        by its name.  What asks their file system happens in the child: on a dead mount even a
+        look-up waits for ever, and the launcher's loop waits for nobody.
         """
         state = self.state
-        if int(body["generation"]) != self.ranks.generation:
+        if int(body["generation"]) < self.ranks.generation:
             raise Refused("generation %s is not the newest" % body["generation"])
         paths: List[str] = [str(p) for p in body["paths"]]
         for path in paths:
-            if not state.checkpoint_dir or path not in state.commits:
+            if not state.checkpoint_dir or not CHECKPOINT.match(os.path.basename(path)):
                 raise Refused("%s is no checkpoint of this run" % path)
 
         def remove() -> int:
             root = os.path.realpath(state.checkpoint_dir)
             for path in paths:
-                if os.path.dirname(os.path.realpath(path)) != root:
+                if os.path.realpath(path) != os.path.join(root, os.path.basename(path)):
                     raise Refused("%s is no checkpoint of this run" % path)
             for path in paths:
-                # Without its marker it is no checkpoint any more, however far the rest gets.
-                os.unlink(os.path.join(path, "COMMIT"))
-                shutil.rmtree(path)
+                remove_checkpoint(path)
             return len(paths)
 
         def done(ok: bool, text: str) -> None:

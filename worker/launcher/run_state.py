@@ -6,6 +6,8 @@ It talks to nobody and starts nothing.
 
 from __future__ import annotations
 
+import os
+import re
 import time
 from typing import Any, Dict, List, Optional
 
@@ -13,6 +15,10 @@ from ..addresses import LOOPBACK
 from ..elastic import COMMITS_SENT
 from ..wire import Packet
 from .spec import Spec
+
+# As the trainer names a checkpoint's folder: step and generation.
+CHECKPOINT = re.compile(r"step-(\d{9,18})\.gen-(\d{1,18})\Z")
+COMMITS_KEPT = 2 * COMMITS_SENT  # then those that are not sent are forgotten
 
 
 class RunState:
@@ -57,11 +63,18 @@ class RunState:
         path = str(packet["path"])
         self.commits[path] = {"generation": packet["generation"], "step": packet["step"],
                               "path": path, "world": packet["world"], "bad": ""}
+        if len(self.commits) > COMMITS_KEPT:  # another node's launcher removed the older ones
+            self.commits = {str(one["path"]): one for one in self.newest_commits()}
 
     def take_verified(self, packet: Packet) -> None:
-        known = self.commits.get(str(packet["path"]))
-        if known is not None:
-            known["verified"] = True
+        path = str(packet["path"])
+        named = CHECKPOINT.match(os.path.basename(path))
+        if path not in self.commits and named:
+            # A rank 0 elsewhere committed it, and the one here has read it back.
+            self.take_commit({"path": path, "step": int(named[1]), "generation": int(named[2]),
+                              "world": 0})
+        if path in self.commits:
+            self.commits[path]["verified"] = True
 
     def take_bad_checkpoint(self, packet: Packet) -> None:
         path = str(packet["path"])

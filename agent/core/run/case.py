@@ -29,7 +29,7 @@ from ..model import (
     node_subject,
     run_subject,
 )
-from . import members, policy, progress, reconcile
+from . import heard, members, policy, progress, reconcile
 from .alert_looks import AlertLooks
 from .between import BetweenTests
 from .causes import Causes
@@ -98,6 +98,8 @@ class RunCase:
         if self._is_anothers(ctx, plan):
             self._name(ctx, plan)
             return
+        if plan is not None and not ctx.settings.single_node:
+            heard.look(self.state, ctx, plan)
         ranks = self._ranks(ctx, plan)
         self.causes.see_suspension(ctx, ranks)
         if self.state.suspects.suspension is not None:
@@ -397,13 +399,16 @@ class RunCase:
                 ctx.emit(plan.generation, stale)
             if ctx.leader:
                 self._name_spares(ctx, plan)
-        if self.state.recovery is None and reconcile.may_delete(plan, ctx.view, ctx.leader):
+        if self.state.recovery is None:
             self._delete(ctx, plan)
 
     def _delete(self, ctx: Context, plan: Plan) -> None:
         view, upkeep = ctx.view, self.state.upkeep
+        commits = members.kept_commits(view, plan, ctx.observed.beats, ctx.now, ctx.settings)
+        if not reconcile.may_delete(plan, view, commits, ctx.leader):
+            return
         paths = reconcile.deletable(
-            view.commits, plan.history, view.keep or ctx.settings.keep_checkpoints,
+            commits, plan.history, view.keep or ctx.settings.keep_checkpoints,
             plan.quarantined)
         new = tuple(path for path in paths if path not in upkeep.deleted)
         again = tuple(path for path in paths if path in upkeep.not_deleted)

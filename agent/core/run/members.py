@@ -6,6 +6,7 @@ generation that runs.  Pure; a stale beat is unknown, never evidence.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TypeVar
 
 import msgspec
@@ -158,11 +159,21 @@ class Known(Value, frozen=True):
     snapshots: tuple[tuple[str, SnapshotView], ...] = ()  # node -> the shards in memory there
 
 
+def of_rank_0(view: RunView, plan: Plan, beats: tuple[Beat, ...]) -> Beat | None:
+    """The last word of rank 0's node, however old it is; None where rank 0 is here."""
+    host = next((node for rank, node in plan.ranks if rank == 0), view.node)
+    if host == view.node:
+        return None
+    return next((b for b in beats if b.node == host and b.run == view.run
+                 and not is_anothers(b.uid, view.uid)), None)
+
+
 def known(
-    view: RunView, beats: tuple[Beat, ...], now: Now, settings: Settings
+    view: RunView, beats: tuple[Beat, ...], now: Now, settings: Settings,
+    heard: Mapping[str, tuple[Commit, ...]],
 ) -> Known:
-    """Own first hand, the others' from fresh beats.  Bad on one node is bad; read back on one is
-    read back."""
+    """Own first hand, the others' from fresh beats, and the checkpoints `heard` of by folder.
+    Bad on one node is bad; read back on one is read back."""
     own = ((view.node, view.snapshot),) if view.snapshot else ()
     others = _others(view, beats, now, settings)
     folder = view.checkpoint_dir or next((b.checkpoint_dir for b in others if b.checkpoint_dir), "")
@@ -180,8 +191,28 @@ def known(
             mine = commits.get(one.path, one)
             commits[one.path] = replace(
                 mine, bad=mine.bad or one.bad, verified=mine.verified or one.verified)
+    for one in heard.get(folder, ()) if not settings.single_node else ():
+        mine = commits.setdefault(one.path, one)
+        commits[one.path] = replace(mine, bad=mine.bad or one.bad)
     more_snapshots = [(b.node, b.snapshot) for b in others if b.snapshot]
     return Known(folder, tuple(commits.values()), tuple(listed), (*own, *more_snapshots))
+
+
+def kept_commits(
+    view: RunView, plan: Plan, beats: tuple[Beat, ...], now: Now, settings: Settings
+) -> tuple[Commit, ...]:
+    """What this node knows of the run's checkpoints, and what rank 0's node does: there alone the
+    launcher hears that one was committed, and that it was read back."""
+    beat = None if settings.single_node else of_rank_0(view, plan, beats)
+    if (beat is None or beat.generation != plan.generation
+            or beat.checkpoint_dir != plan.checkpoint_dir or not is_fresh(beat, now, settings)):
+        return view.commits
+    commits = {c.path: c for c in view.commits}
+    for one in beat.commits:
+        mine = commits.get(one.path, one)
+        commits[one.path] = replace(
+            mine, bad=mine.bad or one.bad, verified=mine.verified or one.verified)
+    return tuple(commits.values())
 
 
 def _others(

@@ -15,6 +15,7 @@ from .start_gate import INCIDENTS, OWN_SCOPES, Names, uses
 from .state import Context
 
 COMMITS_MAX = 16  # of one run's folder, the newest
+COMMITS_MORE = 4  # beyond those kept: not read back yet, or about to go
 COMPILING_MAX = 300  # characters: a lock's path, and who waits for it
 
 
@@ -37,11 +38,14 @@ def of_run(
 ) -> Beat:
     """One run, as its launcher here shows it."""
     commits = sorted(view.commits, key=lambda one: (one.step, one.generation))
+    # Who leads lets go what is beyond keep-N, and hears of the newest N from rank 0's node alone.
+    of_rank_0 = any(rank.rank == 0 for rank in view.ranks)
+    told = max(COMMITS_MAX, view.keep + COMMITS_MORE) if of_rank_0 else COMMITS_MAX
     return Beat(
         node=view.node, run=view.run, generation=view.generation, boot_s=0.0, ranks=view.ranks,
         fatal=fatal, sent_boot_s=now.boot_s, labels=observed.labels, grade=view.grade,
         nproc=view.nproc, nnodes_min=view.nnodes_min, nnodes_max=view.nnodes_max, uid=view.uid,
-        commits=tuple(commits[-COMMITS_MAX:]) if view.grade == TRAINER else (),
+        commits=tuple(commits[-told:]) if view.grade == TRAINER else (),
         snapshot=view.snapshot, checkpoint_dir=view.checkpoint_dir, shutdown=view.shutdown,
         node_rank=view.node_rank, suspended=view.suspended,
         compiling=view.compiling[:COMPILING_MAX], conditions=conditions,

@@ -370,7 +370,8 @@ class Document:
         sources = tuple(replace(r, parked=None) for r in ranks) if distrust else ranks
         grant = state.grant if cause else None
         highest = members.highest_generation(view, state.document.plan, ctx.observed.beats)
-        known = members.known(view, ctx.observed.beats, ctx.now, ctx.settings)
+        known = members.known(
+            view, ctx.observed.beats, ctx.now, ctx.settings, state.heard.by_folder)
         world = self.world(ctx, first=cause is None)
         made, ctx.reason = planning.plan_run(planning.PlanView(
             run=state.run, node=view.node, grade=view.grade, leader=ctx.leader, reason=reason,
@@ -410,7 +411,8 @@ class Document:
         """Paths that must not be used: known before, found bad since, or just refused."""
         document = self.state.document
         paths = [*(plan.quarantined if plan else ()), *document.bad_paths]
-        known = members.known(ctx.view, ctx.observed.beats, ctx.now, ctx.settings)
+        known = members.known(
+            ctx.view, ctx.observed.beats, ctx.now, ctx.settings, self.state.heard.by_folder)
         paths += [c.path for c in known.commits if c.bad]
         path = plan.resume.path if plan else ""
         # What a rank could not read was not put aside: it may be read when its node is mended.

@@ -54,10 +54,13 @@ def park(plan: Plan, view: RunView, grace_s: float) -> Effect | None:
                        after=plan.park_after)
 
 
-def may_delete(plan: Plan, view: RunView, leader: bool) -> bool:
-    """Only the leader, and only while the newest plan is what runs here."""
-    runs = view.generation == plan.generation and view.state == "running"
-    newer = any(c.generation > plan.generation for c in view.commits)
+def may_delete(plan: Plan, view: RunView, commits: Iterable[Commit], leader: bool) -> bool:
+    """Only the leader, and only while the newest plan is what runs here; a spare that leads has
+    nothing of it to run."""
+    runs = view.node not in plan.members or (
+        view.generation == plan.generation and view.state == "running")
+    newer = view.generation > plan.generation or any(
+        c.generation > plan.generation for c in commits)
     same = plan.checkpoint_dir == view.checkpoint_dir
     return leader and runs and same and not newer and plan.finished < 0
 

@@ -175,7 +175,8 @@ class Recoveries:
         self, ctx: Context, plan: Plan, life: progress.Life
     ) -> tuple[tuple[str, int], ...]:
         """Budgets, less what this generation earned back by making progress."""
-        known = members.known(ctx.view, ctx.observed.beats, ctx.now, ctx.settings)
+        known = members.known(
+            ctx.view, ctx.observed.beats, ctx.now, ctx.settings, self.state.heard.by_folder)
         own = [(c.generation, c.step) for c in known.commits if not c.bad]
         if policy.made_progress(plan, life.steps, max(own, default=None)):
             return policy.cleared(policy.give_back(plan.spent, plan))

@@ -36,6 +36,7 @@ from ..model import (
 )
 from ..series.wait_history import History
 from . import members
+from .heard import Heard
 from .layout import Member
 from .policy import Beyond, Grant, nothing_beyond
 
@@ -44,7 +45,7 @@ RECORDS = {  # field of RunState -> the module that writes it
     "launcher": "plan_document", "document": "plan_document", "progress": "progress",
     "suspects": "causes", "recovery": "recovery", "budgets": "recovery", "ending": "ending",
     "incidents": "incidents", "held": "operator", "logs": "log_questions", "upkeep": "case",
-    "gate": "start_gate", "peers": "peer_gate", "between": "between",
+    "gate": "start_gate", "peers": "peer_gate", "between": "between", "heard": "heard",
 }
 
 
@@ -270,6 +271,7 @@ class RunState(msgspec.Struct):
     gate: GateSeen = GateSeen()
     peers: PeersSeen = PeersSeen()
     between: BetweenSeen = BetweenSeen()
+    heard: Heard = Heard()
 
     @property
     def cause(self) -> Cause | None:

@@ -26,10 +26,16 @@ def test_a_snapshot_counts_only_where_it_is_newer_than_the_disk(in_memory: int, 
 def test_commits_of_older_generations_do_not_keep_a_leader_from_deleting(
     generation: int, may: bool
 ) -> None:
-    view = RunView("r", "a", "trainer", 1, generation=2, state="running",
-                   commits=(Commit(generation, 5, "c"),))
-    assert reconcile.may_delete(PLAN, view, True) is may
-    assert not reconcile.may_delete(PLAN, view, False)
+    view = RunView("r", "a", "trainer", 1, generation=2, state="running")
+    commits = (Commit(generation, 5, "c"),)
+    assert reconcile.may_delete(PLAN, view, commits, True) is may
+    assert not reconcile.may_delete(PLAN, view, commits, False)
+
+
+@pytest.mark.parametrize(("generation", "may"), [(0, True), (1, True), (2, True), (3, False)])
+def test_a_spare_that_leads_deletes_though_nothing_runs_on_it(generation: int, may: bool) -> None:
+    view = RunView("r", "z", "trainer", 1, generation=generation, state="idle")
+    assert reconcile.may_delete(PLAN, view, (Commit(2, 5, "c"),), True) is may
 
 
 def test_an_end_that_was_decided_stands() -> None:

@@ -134,8 +134,10 @@ def test_checkpoints_are_deleted_by_the_leader_of_what_runs_alone(
     leader: bool, here: int, state: str, newer: bool, same: bool, finished: int
 ) -> None:
     shown = view(generation=here, state=state, checkpoint_dir="d" if same else "e",
-                 commits=(Commit(3 if newer else 2, 5, "p"),))
-    allowed = reconcile.may_delete(plan(checkpoint_dir="d", finished=finished), shown, leader)
+                 commits=())
+    commits = (Commit(3 if newer else 2, 5, "p"),)
+    allowed = reconcile.may_delete(
+        plan(checkpoint_dir="d", finished=finished), shown, commits, leader)
     assert allowed == (leader and here == 2 and state == "running" and not newer and same
                        and finished < 0)
 

@@ -130,7 +130,7 @@ def test_what_is_known_of_checkpoints_is_known_on_any_node() -> None:
     there = Beat("b", "r", 1, boot_s=1000.0, checkpoint_dir="m", snapshot=SnapshotView(1, 6, 1),
                  commits=(*commits_of(5, verified=True), *commits_of(6, bad="digest"),
                           *commits_of(7)))
-    found = members.known(here, (there,), NOW, MANY)
+    found = members.known(here, (there,), NOW, MANY, {})
     assert {c.path: (c.verified, c.bad) for c in found.commits} == {
         "p1": (False, ""), "p5": (True, ""), "p6": (False, "digest"), "p7": (False, "")}
     assert dict(found.listed) == {"a": {"p1", "p5", "p6"}, "b": {"p1", "p5", "p6", "p7"}}, (
@@ -145,11 +145,11 @@ def test_what_concerns_another_folder_run_or_user_is_not_believed(change: dict[s
     here = view(checkpoint_dir="m", commits=commits_of(5), uid=8)
     told = Beat("b", "r", 1, boot_s=1000.0, checkpoint_dir="m", uid=8,
                 commits=commits_of(5, bad="digest"))
-    assert members.known(here, (told,), NOW, MANY).commits[0].bad
-    assert not members.known(here, (replace(told, **change),), NOW, MANY).commits[0].bad
-    assert not members.known(here, (told,), NOW, Settings()).commits[0].bad, "of one node"
+    assert members.known(here, (told,), NOW, MANY, {}).commits[0].bad
+    assert not members.known(here, (replace(told, **change),), NOW, MANY, {}).commits[0].bad
+    assert not members.known(here, (told,), NOW, Settings(), {}).commits[0].bad, "of one node"
     spare = view(checkpoint_dir="", uid=8)  # it leads, and has nothing of its own
-    assert members.known(spare, (told,), NOW, MANY).checkpoint_dir == "m"
+    assert members.known(spare, (told,), NOW, MANY, {}).checkpoint_dir == "m"
 
 
 @pytest.mark.parametrize(("generation", "seen"), [(1, False), (2, True), (3, False)])

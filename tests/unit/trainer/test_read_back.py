@@ -233,3 +233,31 @@ def test_what_waits_is_bounded_and_the_newest_stays(tmp_path: Path) -> None:
         reader.ask(str(tmp_path / files.directory_name(step, 1)))
     assert len(reader._paths) == WAITING_MAX
     assert reader._paths[-1].endswith(files.directory_name(WAITING_MAX + 2, 1))
+
+
+def test_the_newest_in_a_folder_are_read_and_nobody_waits_for_the_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shared file system may take its time, and the ranks of a new generation may not."""
+    elastic, listing = Elastic(), files.listing
+    folders = [str(committed(tmp_path, step)) for step in (5, 10, 15)]
+    shown, looks = threading.Event(), list[int]()
+
+    def slow(root: Path) -> list[files.Found]:
+        looks.append(1)
+        if len(looks) == 1:
+            raise OSError(errno.ESTALE, "Stale file handle")
+        assert shown.wait(WAIT_S)
+        return listing(root)
+
+    monkeypatch.setattr(files, "listing", slow)
+    reader = ReadBack(elastic, 1e6)
+    reader.ask_newest(tmp_path, 2)
+    wait_for(lambda: elastic.reports)
+    assert "Stale file handle" in elastic.reports[0][1]
+    reader.ask_newest(tmp_path, 2)
+    wait_for(lambda: len(looks) == 2)
+    assert not elastic.verified_paths
+    shown.set()
+    reader.finish(WAIT_S)
+    assert elastic.verified_paths == folders[1:]

@@ -500,3 +500,26 @@ def test_a_run_that_waits_to_start_is_not_begun_a_second_time() -> None:
     run.alone.watch(500.0)
     run.alone.watch(600.0)
     assert not run.ranks.begun and run.state.exit_code is None
+
+
+# ---------------------------------------------------------------- checkpoints
+
+
+def test_what_the_rank_0_here_read_back_is_known_whoever_committed_it() -> None:
+    state = Run(TRAIN, Ranks()).state
+    state.take_commit({"path": "/c/step-000000005.gen-1", "generation": 1, "step": 5, "world": 2})
+    for path in ("/c/step-000000005.gen-1", "/c/step-000000010.gen-2", "/c/other"):
+        state.take_verified({"path": path})
+    assert state.newest_commits() == [
+        {"path": "/c/step-000000005.gen-1", "generation": 1, "step": 5, "world": 2, "bad": "",
+         "verified": True},
+        {"path": "/c/step-000000010.gen-2", "generation": 2, "step": 10, "world": 0, "bad": "",
+         "verified": True}]
+
+
+def test_a_launcher_does_not_remember_every_checkpoint_of_a_year() -> None:
+    state = Run(TRAIN, Ranks()).state
+    for step in range(1000):
+        state.take_commit({"path": f"p{step}", "generation": 1, "step": step, "world": 2})
+        assert len(state.commits) <= run_state.COMMITS_KEPT
+    assert [one["step"] for one in state.newest_commits()] == [*range(900, 1000)]
