@@ -18,7 +18,16 @@ from holdfast.worker.permit import Permit, RanOut, ordered_ns
 
 from ..core import model
 from ..core.actions import REMOVE_LOCK, RUN_CHECK
-from ..core.model import TRAINER, Commit, Effect, EffectOutcome, Ended, RankView, RunView, run_subject
+from ..core.model import (
+    TRAINER,
+    Commit,
+    Effect,
+    EffectOutcome,
+    Ended,
+    RankView,
+    RunView,
+    run_subject,
+)
 from .job import END, PARK, RUN, START, Gang, Job, Rank
 from .machine import Machine
 

@@ -7,24 +7,13 @@ is validity.py's, and one that is not there any more does not prove.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from msgspec.structs import replace
 
-from ..model import Commit, Plan, Value
+from ..model import Plan
 from . import members
-
-if TYPE_CHECKING:
-    from .state import Context, RunState
+from .state import Context, Heard, RunState
 
 HEARD_MAX = 16  # of one folder, the newest
-
-
-class Heard(Value, frozen=True):
-    """By folder, of which there is one: a run that goes to another forgets the first."""
-
-    registered_boot_s: float = -1.0  # of the launcher here: one that begins anew lists the folder
-    by_folder: dict[str, tuple[Commit, ...]] = {}
 
 
 def look(state: RunState, ctx: Context, plan: Plan) -> None:

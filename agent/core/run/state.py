@@ -22,6 +22,7 @@ from ..incidents.book import Entry, IncidentBook
 from ..model import (
     Answer,
     CheckVerdict,
+    Commit,
     Condition,
     Effect,
     Incident,
@@ -36,7 +37,6 @@ from ..model import (
 )
 from ..series.wait_history import History
 from . import members
-from .heard import Heard
 from .layout import Member
 from .policy import Beyond, Grant, nothing_beyond
 
@@ -250,6 +250,14 @@ class Upkeep(Value, frozen=True):
     deleted: tuple[str, ...] = ()  # asked for
     not_deleted: tuple[str, ...] = ()  # of these, what was refused: again with the next
     storeless_boot_s: float = -1.0  # since when it has none that can come back, and makes no step
+
+
+class Heard(Value, frozen=True):
+    """Checkpoints that rank 0's node told of, the newest, by folder.  There is one folder: a run
+    that goes to another forgets the first."""
+
+    registered_boot_s: float = -1.0  # of the launcher here: one that begins anew lists the folder
+    by_folder: dict[str, tuple[Commit, ...]] = {}
 
 
 class RunState(msgspec.Struct):

@@ -291,7 +291,7 @@ def test_a_connection_of_the_users_own_that_fails_is_raised_and_a_lost_peer_is_s
 
 
 def test_a_peer_that_is_gone_is_one_line_in_the_log_of_each_that_lost_it(tmp_path):
-    """Thirteen lines of torch's own files, from every rank that lives, hide what there is to read."""
+    """Thirteen lines of torch's files from every rank that lives hide what there is to read."""
     launcher = run(tmp_path, 3, {(1, 1, 3, "forward_backward"): "kill"})
     log = launcher.log()
     told = [line for line in log.splitlines() if "holdfast: a peer was lost" in line]

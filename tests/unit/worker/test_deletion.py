@@ -15,7 +15,6 @@ from holdfast.worker.launcher import child_tasks, forking
 from holdfast.worker.launcher.child_tasks import ChildTasks
 from holdfast.worker.launcher.commands import Commands, remove_checkpoint
 
-
 STEP, OTHER = "step-000000001.gen-1", "step-000000002.gen-1"
 
 
