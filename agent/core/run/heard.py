@@ -14,6 +14,7 @@ from . import members
 from .state import Context, Heard, RunState
 
 HEARD_MAX = 16  # of one folder, the newest
+UNPROVEN = 2  # beyond those kept: an older one is deleted by now
 
 
 def look(state: RunState, ctx: Context, plan: Plan) -> None:
@@ -27,6 +28,7 @@ def look(state: RunState, ctx: Context, plan: Plan) -> None:
     known = before.by_folder.get(beat.checkpoint_dir, ())
     found = {one.path: one for one in (*known, *beat.commits)}
     newest = sorted(found.values(), key=lambda one: (one.generation, one.step, one.path))
-    if tuple(newest[-HEARD_MAX:]) != known:
-        state.heard = replace(
-            before, by_folder={beat.checkpoint_dir: tuple(newest[-HEARD_MAX:])})
+    keep = view.keep or ctx.settings.keep_checkpoints
+    last = tuple(newest[-min(HEARD_MAX, keep + UNPROVEN) :])
+    if last != known:
+        state.heard = replace(before, by_folder={beat.checkpoint_dir: last})

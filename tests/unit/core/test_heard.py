@@ -84,8 +84,11 @@ def test_checkpoints_outlive_the_node_whose_launcher_alone_heard_of_them(again: 
     assert (resume.kind, resume.step) == (("fresh", 0) if again else ("disk", 14))
 
 
-def test_of_a_folders_checkpoints_the_newest_are_remembered() -> None:
-    cluster = Cluster("ab", 1, checkpoint_dir="/ckpt")
+@pytest.mark.parametrize(("keep", "most"), [(0, 5), (1, 3), (30, 16)])
+def test_of_a_folders_checkpoints_those_that_may_still_stand_are_remembered(
+    keep: int, most: int
+) -> None:
+    cluster = Cluster("ab", 1, checkpoint_dir="/ckpt", keep=keep)
     cluster.run(4)
     plan = cluster.plan()
     first = plan.members[0]
@@ -95,7 +98,7 @@ def test_of_a_folders_checkpoints_the_newest_are_remembered() -> None:
         cluster.run(1)
     state = lab.node.cases["r"].state
     (path, commits), = state.heard.by_folder.items()
-    assert path == "/ckpt" and [one.step for one in commits] == [*range(24, 40)]
+    assert path == "/ckpt" and [one.step for one in commits] == [*range(40 - most, 40)]
     now, before = lab.node._seen[0], state.heard  # type: ignore[index]
     said = replace(cluster.heard[first, "r"], boot_s=now.boot_s)
 
@@ -108,7 +111,7 @@ def test_of_a_folders_checkpoints_the_newest_are_remembered() -> None:
         return state.heard
 
     more = after(commits=(Commit(1, 40, "step-40.gen-1"),)).by_folder["/ckpt"]
-    assert [one.step for one in more] == [*range(25, 41)] and after() is before
+    assert [one.step for one in more] == [*range(41 - most, 41)] and after() is before
     for changed in ({"commits": ()}, {"lost": True}, {"boot_s": 0.0}):
         assert after(**changed) is before
     moved = after(checkpoint_dir="/other", commits=(Commit(9, 3, "p"),)).by_folder
