@@ -194,32 +194,6 @@ def test_a_flipped_byte_on_disk_is_put_aside_and_the_older_one_used(
     assert again.result()["digest"] == digest
 
 
-def test_where_no_checkpoint_proves_and_no_agent_answers_the_run_ends(
-    runs: Runs, work: Path
-) -> None:
-    """Its ranks wait for a plan, and nobody would ever make one."""
-    run = train(runs, work, "job", 2, *LONG)
-    run.at_step(13)
-    run.process.terminate()
-    assert run.wait(40) == 75, run.output
-    for shard in (runs.home / "job" / "ckpt").glob("step-*/shard-*.bin"):
-        data = bytearray(shard.read_bytes())
-        data[len(data) // 2] ^= 1
-        shard.write_bytes(data)
-    again = train(runs, work, "job", 2, *LONG)
-
-    def over() -> bool:
-        for pid, command in runs.left().items():
-            if "holdfast.agent --private" in command:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-        return again.process.poll() is not None
-
-    wait_for(over, 90, again.output)
-    assert again.wait() == 76, again.output
-    assert "waits for a plan (bad_checkpoint: " in again.output, again.output
-
-
 @pytest.mark.parametrize("nproc", [3, 2])
 def test_a_state_torn_in_the_optimizer_is_not_used(
     runs: Runs, work: Path, clean: Clean, nproc: int
