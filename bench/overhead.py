@@ -60,17 +60,25 @@ def read_record(path: Path) -> tuple[tuple[int, int], list[Line]]:
 
 def compare(on: list[float], off: list[float]) -> dict[str, Any]:
     """Relative cost of `on` over `off`, pairs in the same place; per cent with a 95 % interval."""
+    base = statistics.fmean(off) if off else 0.0
+    return relative(on, off, base, base)
+
+
+def relative(
+    on: list[float], off: list[float], base_ns: float, step_ns: float
+) -> dict[str, Any]:
+    """What `on` takes more than `off`, in per cent of `base_ns`."""
     if len(on) < 2:
         return {"pairs": len(on)}
-    base = statistics.fmean(off)
     differences = [a - b for a, b in zip(on, off, strict=True)]
     low, high = common.bootstrap(differences)
     return {
-        "pairs": len(on), "mean_percent": round(100 * statistics.fmean(differences) / base, 3),
-        "low_percent": round(100 * low / base, 3), "high_percent": round(100 * high / base, 3),
-        "median_percent": round(100 * statistics.median(differences) / base, 3),
-        "step_s": round(base / 1e9, 5),
-        "sd_percent": round(100 * statistics.stdev(differences) / base, 2),
+        "pairs": len(on), "mean_percent": round(100 * statistics.fmean(differences) / base_ns, 3),
+        "low_percent": round(100 * low / base_ns, 3),
+        "high_percent": round(100 * high / base_ns, 3),
+        "median_percent": round(100 * statistics.median(differences) / base_ns, 3),
+        "step_s": round(step_ns / 1e9, 5),
+        "sd_percent": round(100 * statistics.stdev(differences) / base_ns, 2),
     }
 
 
@@ -114,19 +122,8 @@ def snapshots_effect(lines: list[Line], pairs: int) -> dict[str, Any]:
             if len(two) == 2:
                 on.append(two[True])
                 off.append(two[False])
-    if len(on) < 2:
-        return {"pairs": len(on), "cadence_steps": cadence}
-    whole = cadence * statistics.fmean(line.ns for line in by_step.values())
-    differences = [a - b for a, b in zip(on, off, strict=True)]
-    low, high = common.bootstrap(differences)
-    return {
-        "pairs": len(on), "mean_percent": round(100 * statistics.fmean(differences) / whole, 3),
-        "low_percent": round(100 * low / whole, 3), "high_percent": round(100 * high / whole, 3),
-        "median_percent": round(100 * statistics.median(differences) / whole, 3),
-        "step_s": round(whole / cadence / 1e9, 5),
-        "sd_percent": round(100 * statistics.stdev(differences) / whole, 2),
-        "cadence_steps": cadence,
-    }
+    step_ns = statistics.fmean(line.ns for line in by_step.values()) if by_step else 0.0
+    return {**relative(on, off, cadence * step_ns, step_ns), "cadence_steps": cadence}
 
 
 def together(parts: list[dict[str, Any]]) -> dict[str, Any]:

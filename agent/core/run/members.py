@@ -172,8 +172,7 @@ def known(
     view: RunView, beats: tuple[Beat, ...], now: Now, settings: Settings,
     heard: Mapping[str, tuple[Commit, ...]],
 ) -> Known:
-    """Own first hand, the others' from fresh beats, and the checkpoints `heard` of by folder.
-    Bad on one node is bad; read back on one is read back."""
+    """Own first hand, the others' from fresh beats, and the checkpoints `heard` of by folder."""
     own = ((view.node, view.snapshot),) if view.snapshot else ()
     others = _others(view, beats, now, settings)
     folder = view.checkpoint_dir or next((b.checkpoint_dir for b in others if b.checkpoint_dir), "")
@@ -187,13 +186,9 @@ def known(
         more = (c.path for c in view.commits if c.step < oldest)
         if beat.commits:
             listed.append((beat.node, frozenset((*(c.path for c in beat.commits), *more))))
-        for one in beat.commits:
-            mine = commits.get(one.path, one)
-            commits[one.path] = replace(
-                mine, bad=mine.bad or one.bad, verified=mine.verified or one.verified)
-    for one in heard.get(folder, ()) if not settings.single_node else ():
-        mine = commits.setdefault(one.path, one)
-        commits[one.path] = replace(mine, bad=mine.bad or one.bad)
+            _add(commits, beat.commits)
+    if not settings.single_node:
+        _add(commits, heard.get(folder, ()))
     more_snapshots = [(b.node, b.snapshot) for b in others if b.snapshot]
     return Known(folder, tuple(commits.values()), tuple(listed), (*own, *more_snapshots))
 
@@ -208,11 +203,16 @@ def kept_commits(
             or beat.checkpoint_dir != plan.checkpoint_dir or not is_fresh(beat, now, settings)):
         return view.commits
     commits = {c.path: c for c in view.commits}
-    for one in beat.commits:
+    _add(commits, beat.commits)
+    return tuple(commits.values())
+
+
+def _add(commits: dict[str, Commit], told: tuple[Commit, ...]) -> None:
+    """By path.  Bad on one node is bad; read back on one is read back."""
+    for one in told:
         mine = commits.get(one.path, one)
         commits[one.path] = replace(
             mine, bad=mine.bad or one.bad, verified=mine.verified or one.verified)
-    return tuple(commits.values())
 
 
 def _others(
