@@ -29,6 +29,7 @@ class RunTruth:
         self.resumes: dict[str, list[tuple[int, int]]] = {}  # folder -> (generation, step)
         self.fruitless = 0  # generations in a row without a new step
         self.best_at_plan = 0
+        self.end_heard = True  # whether who ended it had heard of its last generation's checkpoints
 
     def forget(self, generation: int) -> None:
         """This plan was lost by the store, and with the only node that knew of it."""
@@ -42,6 +43,25 @@ class RunTruth:
 def bought(plan: Plan) -> tuple[str, ...]:
     """The budgets that this plan was charged to."""
     return tuple(one.removeprefix(BOUGHT) for one in plan.granted if one.startswith(BOUGHT))
+
+
+def looped(job: Job, plans: dict[int, Plan], plan: Plan, most: int) -> list[int]:
+    """The last generations, where so many in a row died of one bug at one step and each death was
+    what `plan` and those before it answered.
+
+    A checkpoint between two deaths is progress, and clears what was counted before it.  Who leads
+    may have lost a node at the time of a death there: it answers that loss instead.
+    """
+    died = job.bug_hits[-most:]
+    if len(died) < most or died != sorted(plans)[-most:] \
+            or not job.committed.keys().isdisjoint(died[1:]):
+        return []
+    answers = (*(plans[one] for one in died[1:]), plan)
+    return died if all(_own(each) for each in answers) else []
+
+
+def _own(plan: Plan) -> bool:
+    return any(one != RESTARTS and not one.startswith("node_lost/") for one in bought(plan))
 
 
 def gained(job: Job, plan: Plan, all_seen: bool) -> bool:

@@ -63,7 +63,9 @@ def settle(cluster: Cluster, storm: Storm) -> None:
 def _untidied(cluster: Cluster, job: Job) -> list[str]:
     """Good checkpoints that should be gone: behind those kept, and behind the last few that may not
     have been read back before the end or the last change of who leads.  An order whose launcher is
-    gone holds the next one up until its deadline, and none is given before a recovery is over."""
+    gone holds the next one up until its deadline, and none is given before a recovery is over.
+    What nobody alive has heard of stays: its rank 0's node is gone, and those who remembered it
+    began anew."""
     subject = run_subject(job.name, "checkpoints")
     minds = [edge.node for edge in cluster.edges.values() if edge.node is not None]
     recovers = any(job.name in mind.cases and mind.cases[job.name].state.recovery is not None
@@ -72,9 +74,23 @@ def _untidied(cluster: Cluster, job: Job) -> list[str]:
         return []
     truth = cluster.monitor.runs.get(job.name)
     told = truth.resumes.get(job.folder, []) if truth is not None else []
-    good = [one.path for one in job.disk.listing()
-            if one.verified and not one.bad and void_by(one, told) is None]
+    heard = _heard_of(cluster, job)
+    good = [one.path for one in job.disk.listing() if one.path in heard
+            and one.verified and not one.bad and void_by(one, told) is None]
     return good[: -(cluster.settings.keep_checkpoints + UNTIDIED)]
+
+
+def _heard_of(cluster: Cluster, job: Job) -> set[str]:
+    """Checkpoints that rank 0's launcher knows, or that an agent remembers."""
+    plan = newest_plan(cluster, job)
+    led = dict(plan.ranks).get(0) if plan is not None else None
+    found = {path for each in everyone(cluster, job) if each.machine.name == led
+             for path in each.known or ()}
+    for edge in cluster.edges.values():
+        case = edge.node.cases.get(job.name) if edge.node is not None else None
+        if case is not None:
+            found |= {one.path for one in case.state.heard.by_folder.get(job.folder, ())}
+    return found
 
 
 def _draining(cluster: Cluster, end_s: float) -> bool:
@@ -161,7 +177,9 @@ def _still_left(job: Job, plan: Plan, resumes: list[tuple[int, int]]) -> str:
 def _spent(cluster: Cluster, job: Job, plan: Plan) -> bool:
     """Is a budget truly used up?  What the plans say was held against the acts all along; what its
     last generation earned comes off."""
-    back = account.bought(plan) if account.must_give_back(job, plan.generation) else ()
+    truth = cluster.monitor.runs[job.name]
+    earned = truth.end_heard and account.must_give_back(job, plan.generation)
+    back = account.bought(plan) if earned else ()
     runbooks = next(iter(cluster.edges.values())).runbooks
     for key, count in plan.spent:
         book = runbooks.get(key.partition("/")[0])

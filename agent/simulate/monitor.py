@@ -14,7 +14,7 @@ from ..actions.performer import STANDS_S
 from ..core import model
 from ..core.model import TRAINER, Decision, Doc, Effect, Now, Observed, Plan, StoreWrite
 from ..core.model.subject import LEASE, NODE, RUN, run_subject, subject_of
-from ..core.run import policy, validity
+from ..core.run import validity
 from ..core.run.stage import OLDER_VERSION, check_invariants
 from ..core.run.start_gate import FAILED
 from ..core.run.state import RunState
@@ -129,6 +129,7 @@ class Monitor:
             if not same and known.generation > 0:
                 self.fail("one_plan_per_generation", f"{run}: two plans of {plan.generation}")
             truth.plans[plan.generation] = plan
+            truth.end_heard = self._heard(node, run, plan.generation)
             return
         self._new_generation(run, truth, plan, node)
 
@@ -232,16 +233,8 @@ class Monitor:
         if again:
             self.fail("request_once", f"{job.name}: gen {plan.generation} answers {again} again")
         loops = self.edges and next(iter(self.edges.values())).settings.crash_loop_count or 3
-        died = job.bug_hits[-loops:]
-        planned = sorted(self.runs[job.name].plans)
-        # A checkpoint between two deaths is progress, and clears what was counted before it.
-        in_a_row = len(died) == loops and died == planned[-loops:] \
-            and job.committed.keys().isdisjoint(died[1:])
-        # A new leader may have lost the node before it heard of the last death there: it answers
-        # that loss, and its plan still carries the deaths that were charged before.
-        own = any(not one.startswith("node_lost/") for one in account.bought(plan)
-                  if one != policy.RESTARTS)
-        if unbroken and job.grade == TRAINER and in_a_row and own:
+        died = account.looped(job, self.runs[job.name].plans, plan, loops)
+        if unbroken and job.grade == TRAINER and died:
             self.fail("loop_seen", f"{job.name}: gens {died} died of one bug at one step, and gen "
                       f"{plan.generation} was planned")
         named = NAMED.match(plan.reason)

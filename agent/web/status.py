@@ -20,7 +20,17 @@ from ..checks import table
 from ..core.detect.ranks import known_causes
 from ..core.detect.ranks.hang import DETECTOR as HANG
 from ..core.detect.ranks.live_logs import FAULT as LOG_ROOT
-from ..core.model import FLEET, Incident, RankView, RunView, Verdict, node_subject, run_subject
+from ..core.model import (
+    FLEET,
+    Commit,
+    Incident,
+    RankView,
+    RunView,
+    Verdict,
+    node_subject,
+    run_subject,
+)
+from ..core.run import members
 from ..core.run.plan import is_leader
 from ..core.run.stage import Stage
 from ..core.run.state import NOTHING, Suspension
@@ -227,7 +237,7 @@ def restarts(state: AgentState, run: str) -> int:
 def checkpoint(state: AgentState, view: RunView) -> dict[str, Any] | None:
     """The newest checkpoint whose every byte was read back; `unread_step` is that of a newer one
     that is durable and not read yet, -1 when there is none."""
-    good = sorted((commit for commit in view.commits if not commit.bad),
+    good = sorted((commit for commit in _commits(state, view) if not commit.bad),
                   key=lambda commit: (commit.generation, commit.step))
     proven = [commit for commit in good if commit.verified]
     if not proven:
@@ -250,7 +260,8 @@ def checkpoint_interval_s(state: AgentState, view: RunView) -> float | None:
     """Median time between the verified checkpoints that are kept; of fewer than two, between all
     that this run wrote, verified or not; None for fewer than two of these."""
     verified_s = sorted(state.checkpoints.age_s(view.run, commit)
-                        for commit in view.commits if commit.verified and not commit.bad)
+                        for commit in _commits(state, view)
+                        if commit.verified and not commit.bad)
     ages_s = verified_s if len(verified_s) > 1 else _written_ages_s(state, view)
     gaps_s = [later - sooner for sooner, later in itertools.pairwise(ages_s)]
     return statistics.median(gaps_s) if gaps_s else None
@@ -259,8 +270,17 @@ def checkpoint_interval_s(state: AgentState, view: RunView) -> float | None:
 def _written_ages_s(state: AgentState, view: RunView) -> list[float]:
     """Ages of the checkpoints that this run wrote itself, newest first.  Those that it found in
     its directory may be days old, and of another interval."""
-    ages_s = sorted(state.checkpoints.age_s(view.run, commit) for commit in view.commits)
+    ages_s = sorted(
+        state.checkpoints.age_s(view.run, commit) for commit in _commits(state, view))
     return [age_s for age_s in ages_s if age_s < _training_s(state, view)]
+
+
+def _commits(state: AgentState, view: RunView) -> tuple[Commit, ...]:
+    """Those that this node's launcher knows, and what rank 0's node tells of them."""
+    snapshot = state.snapshot
+    plan = next((one for one in snapshot.decision.plans if one.run == view.run), None)
+    return view.commits if plan is None else members.kept_commits(
+        view, plan, snapshot.observed.beats, snapshot.now, state.config.core_settings())
 
 
 def _training_s(state: AgentState, view: RunView) -> float:

@@ -34,6 +34,7 @@ def test_the_folder_is_tidied_and_outlives_the_node_of_rank_0() -> None:
         assert world.led_by() == 1  # which hears of no commit but by rank 0's node
         world.launch(0, *flags, "--node-rank", "0", *words)
         world.wait(lambda: all(map(world.status, (0, 1))))
+        world.wait(lambda: (world.status(1)["checkpoint"] or {}).get("step", 0) >= 7 * EVERY)
         world.launch(2, *flags, *words)
         world.wait(lambda: world.step(1) >= 8 * EVERY)
         assert world.all_places(1, 2) == {0: 0, 1: 1}

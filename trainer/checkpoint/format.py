@@ -520,6 +520,14 @@ def quarantine(path: Path, reason: str) -> Path:
     return target
 
 
+def put_aside(root: Path) -> list[str]:
+    """Paths of the checkpoints of this folder that were quarantined; [] where none was."""
+    try:
+        return sorted(str(root / QUARANTINE / name) for name in os.listdir(root / QUARANTINE))
+    except OSError:
+        return []
+
+
 def newest_valid(root: Path) -> tuple[Found | None, list[tuple[Found, Problem]]]:
     """The newest checkpoint whose every byte is proven, and what is wrong with those passed over:
     that they are bad, where it is known."""

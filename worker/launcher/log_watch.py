@@ -18,7 +18,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from ..wire import Packet, cut
 from . import forking
-from .agent_link import own_module
+from .agent_link import own_module, set_niceness
 from .process import StartCommand
 from .rank_processes import RankProcesses
 
@@ -28,7 +28,7 @@ SAMPLE_S = 15.0
 ANSWER_S = 30.0  # on a machine that is short of processors; the agent waits 32
 PAUSE_S = 30.0  # after a child that died or did not answer
 END_S = 1.0
-NICENESS = 10
+NICENESS = 10  # below everybody else: its first answer is wanted while ranks come back
 ANSWER_LIMIT = 1 << 16
 KINDS_MAX = 64
 SEEN_MAX = 8
@@ -44,17 +44,6 @@ class Question(NamedTuple):
     number: int
     body: Dict[str, Any]
     done: Done
-
-
-def lower_priority(pid: int) -> None:
-    """Below everybody else: its first answer is wanted while ranks come back.  In a session of its
-    own a process is weighed by its group's niceness, where the kernel groups by session."""
-    try:
-        os.setpriority(os.PRIO_PROCESS, pid, NICENESS)
-        with open("/proc/%d/autogroup" % pid, "w") as file:
-            file.write("%d" % NICENESS)
-    except OSError:
-        return  # no such grouping here, or the child is gone already
 
 
 def drop_answer(ok: bool, text: str) -> None:
@@ -211,7 +200,7 @@ class LogWatch:
             self.failed("the log child did not start: %s" % error, now_s)
             return False
         self.process.returncode = 0  # reaped here, not by subprocess
-        lower_priority(self.process.pid)
+        set_niceness(self.process.pid, NICENESS)
         assert self.process.stdin is not None and self.process.stdout is not None
         for pipe in (self.process.stdin, self.process.stdout):
             os.set_blocking(pipe.fileno(), False)

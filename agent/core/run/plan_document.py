@@ -244,7 +244,7 @@ class Document:
     def _knows_less(self, ctx: Context) -> bool:
         """Whether another node runs a generation that neither this one nor the store knows: the
         store lost that plan before it was read here.  Who has it is let lead, and writes it again;
-        he is waited for no longer than a lost node."""
+        he is waited for no longer than a lost node, from when the store takes anything."""
         view, plan = ctx.view, self.state.document.plan
         read = ctx.observed.store.docs.decoded(run_subject(view.run), members.read_plan)
         known = max((one.generation for one in (plan, read) if one is not None), default=0)
@@ -254,7 +254,7 @@ class Document:
                 and not members.is_anothers(beat.uid, view.uid) for beat in ctx.observed.beats):
             self._less_boot_s = -1.0
             return False
-        if self._less_boot_s < 0.0:
+        if self._less_boot_s < 0.0 or not ctx.observed.store.up:
             self._less_boot_s = ctx.now.boot_s
         return not members.is_lost(self._less_boot_s, ctx.now, ctx.settings)
 

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from holdfast.agent.cli import report
 from holdfast.agent.core.model import (
     Beat,
+    Commit,
     Decision,
     Doc,
     Documents,
@@ -20,10 +21,11 @@ from holdfast.agent.core.model import (
     RankView,
     Resume,
     RunView,
+    Settings,
     StoreView,
     node_subject,
 )
-from holdfast.agent.web import fleet
+from holdfast.agent.web import fleet, status
 
 PLAN = Plan("r", 2, ("a", "b"), ((0, "a"), (1, "b")), Resume("fresh"), "test", spares=("c", "d"))
 
@@ -64,6 +66,24 @@ def test_a_leader_that_a_plan_names_for_its_permits_is_no_spare_while_it_is_excl
         docs = Documents((Doc(node_subject("c"), 1, body),))
         parts = {row["node"]: row["part"] for row in fleet.nodes(seen(docs=docs), VIEW)}
         assert (parts["c"], parts["d"]) == (part, "spare")
+
+
+def test_a_checkpoint_that_rank_0_s_node_alone_heard_of_is_shown_on_every_node() -> None:
+    plan = replace(PLAN, ranks=((0, "b"), (1, "a")), checkpoint_dir="/c")
+    old, new, unread = (Commit(1, step, f"/c/{step}", 2, verified=step < 30)
+                        for step in (10, 20, 30))
+    beat = Beat("b", "r", 2, 99.0, commits=(new, unread), checkpoint_dir="/c")
+    for told, is_single, step, unread_step in (
+            (beat, False, 20, 30), (replace(beat, boot_s=1.0), False, 10, -1),
+            (replace(beat, generation=1), False, 10, -1), (beat, True, 10, -1)):
+        state = seen(told)
+        state.snapshot.decision = Decision(plans=(plan,))
+        state.config = SimpleNamespace(core_settings=lambda of=is_single: Settings(single_node=of))
+        state.checkpoints = SimpleNamespace(age_s=lambda _, commit: 100.0 - commit.step)
+        view = replace(VIEW, commits=(old,), checkpoint_dir="/c", generation=2)
+        found = status.checkpoint(state, view)
+        assert found == {"step": step, "age_s": 100.0 - step, "path": f"/c/{step}",
+                         "unread_step": unread_step}
 
 
 def test_a_run_does_not_train_while_a_node_of_it_is_lost_or_behind() -> None:

@@ -92,8 +92,12 @@ def test_who_remembers_higher_generations_of_a_name_says_so_to_who_leads_it() ->
         lab.view.generation for lab in cluster.labs.values()} == {51}
 
 
-def test_who_leads_and_missed_a_plan_that_the_store_lost_lets_one_lead_who_has_it() -> None:
-    """Else no plan would ever be written: it knows none that is above what the others run."""
+@pytest.mark.parametrize("away", [False, True])
+def test_who_leads_and_missed_a_plan_that_the_store_lost_lets_one_lead_who_has_it(
+    away: bool,
+) -> None:
+    """Else no plan would ever be written: it knows none that is above what the others run.  Nobody
+    can lead while the store is away, and that time says nothing against who has the plan."""
     cluster = started(names="ab", grade="script")
     missed = cluster.labs["a"].node.cases["r"].state.document
     cluster.labs["a"].kill(0)
@@ -102,6 +106,13 @@ def test_who_leads_and_missed_a_plan_that_the_store_lost_lets_one_lead_who_has_i
     del cluster.docs["run/r"]
     state = cluster.labs["a"].node.cases["r"].state
     state.document = replace(missed, version=0)
+    if away:
+        cluster.leases.clear()
+        for lab in cluster.labs.values():
+            lab.store_up = False
+        cluster.run(60)
+        for lab in cluster.labs.values():
+            lab.store_up = True
     for _ in range(40):
         cluster.run(1)
         assert "run/r" not in cluster.docs or cluster.plan().generation == 2

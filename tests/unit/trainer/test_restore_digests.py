@@ -204,3 +204,23 @@ def test_a_damaged_checkpoint_that_is_passed_over_is_moved_away_and_told(monkeyp
     assert moved == [("/c/step-9", "no digest"), ("/c/step-8", "no digest")]
     assert told == [("checkpoint_bad", f"/c/step-{step}: step-{step}: no digest; moved to "
                      f"/c/step-{step}.bad") for step in (9, 8)]
+
+
+def test_a_run_without_an_agent_whose_checkpoints_are_all_bad_does_not_begin_at_step_0(tmp_path):
+    """Nor the next try, which finds none but in the quarantine."""
+    elastic = SimpleNamespace(report=lambda *what: None)
+    group = SimpleNamespace(rank=0, store=Store())
+    assert restoring._newest(group, tmp_path, elastic) == ("fresh", 0, "")
+    for step in range(5):
+        path = tmp_path / f"step-{step:09d}.gen-1"
+        path.mkdir()
+        (path / "COMMIT").write_text("of another")
+    for _ in range(2):
+        group = SimpleNamespace(rank=0, store=Store())
+        for rank in (0, 1):
+            group.rank = rank
+            with pytest.raises(restoring.BadCheckpoint, match="step-0+[.]gen-1.* and 2 more;"):
+                restoring._newest(group, tmp_path, elastic)
+        assert [one.name for one in tmp_path.iterdir()] == ["quarantine"]
+    assert restoring._newest(
+        SimpleNamespace(rank=0, store=Store()), tmp_path / "empty", elastic) == ("fresh", 0, "")
