@@ -56,6 +56,10 @@ class Reader:
             **said, "n": request["n"], "cpu_s": round(time.process_time(), 4),
             "rss_bytes": procfs.rss_bytes(), "problem": self.problem}
 
+    def get_ready(self) -> None:
+        """For a diagnosis, before anybody waits for it."""
+        files.get_ready(self.catalogue)
+
     def _take_own(self, rows: list[dict[str, Any]]) -> None:
         try:
             self.catalogue, self.problem = files.with_own(self.shipped, rows), ""
@@ -178,7 +182,9 @@ def seen_row(match: Match) -> dict[str, Any]:
 
 
 def serve(source: BinaryIO, sink: BinaryIO, reader: Reader) -> None:
-    """Until the launcher closes its end."""
+    """Until the launcher closes its end.  The first question is a sample most often, and asks for
+    less than a diagnosis: what that needs is loaded behind it."""
+    ready = False
     while line := source.readline(REQUEST_MAX_BYTES):
         try:
             said = reader.answer(json.loads(line))
@@ -186,6 +192,9 @@ def serve(source: BinaryIO, sink: BinaryIO, reader: Reader) -> None:
             said = {"error": f"{type(error).__name__}: {error}"[:LINE_MAX]}
         sink.write(json.dumps(said).encode() + b"\n")
         sink.flush()
+        if not ready:
+            reader.get_ready()
+            ready = True
 
 
 def main() -> int:

@@ -29,7 +29,6 @@ END_WAIT_S = 3.0
 LINGER_S = 8.0  # of an agent whose store the other nodes may still have to read
 WORDS = 600  # characters of its last line
 SUN_PATH = 107
-NICENESS = -10  # of a private agent, as deploy/systemd has it, where it is permitted
 ROOM_BYTES = 1 << 20  # of a private agent's journal and store; they grow slowly
 
 
@@ -167,17 +166,6 @@ def own_module(name: str, environ: Dict[str, str]) -> Tuple[List[str], Dict[str,
     return [python, "-P", "-m", name], own
 
 
-def set_niceness(pid: int, niceness: int) -> None:
-    """Of a child that has just begun, where that is permitted.  In a session of its own a process
-    is weighed by its group's niceness, where the kernel groups by session."""
-    try:
-        os.setpriority(os.PRIO_PROCESS, pid, niceness)
-        with open("/proc/%d/autogroup" % pid, "w") as file:
-            file.write("%d" % niceness)
-    except OSError:
-        return  # less than ours is root's to give, there is no such grouping here, or it has ended
-
-
 class AgentLink:
     """Connects, reconnects and, for a private agent, starts it again."""
 
@@ -218,7 +206,6 @@ class AgentLink:
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 start_new_session=True, env=environ, close_fds=True,
             )
-        set_niceness(self.process.pid, NICENESS)
 
     def tend(self) -> bool:
         """Brings the line back when it is down; True when it has just come up."""

@@ -18,17 +18,18 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from ..wire import Packet, cut
 from . import forking
-from .agent_link import own_module, set_niceness
+from .agent_link import own_module
 from .process import StartCommand
 from .rank_processes import RankProcesses
 
 STREAMS = ("stdout.log", "stderr.log")
 GENERATIONS_KEPT = 8
 SAMPLE_S = 15.0
+FIRST_S = 5.0  # a child takes 0.4 s of a processor to begin: not when ranks begin, nor come back
 ANSWER_S = 30.0  # on a machine that is short of processors; the agent waits 32
 PAUSE_S = 30.0  # after a child that died or did not answer
 END_S = 1.0
-NICENESS = 10  # below everybody else: its first answer is wanted while ranks come back
+NICENESS = 10
 ANSWER_LIMIT = 1 << 16
 KINDS_MAX = 64
 SEEN_MAX = 8
@@ -44,6 +45,17 @@ class Question(NamedTuple):
     number: int
     body: Dict[str, Any]
     done: Done
+
+
+def lower_priority(pid: int) -> None:
+    """Below everybody else: its first answer is wanted while ranks come back.  In a session of its
+    own a process is weighed by its group's niceness, where the kernel groups by session."""
+    try:
+        os.setpriority(os.PRIO_PROCESS, pid, NICENESS)
+        with open("/proc/%d/autogroup" % pid, "w") as file:
+            file.write("%d" % NICENESS)
+    except OSError:
+        return  # no such grouping here, or the child is gone already
 
 
 def drop_answer(ok: bool, text: str) -> None:
@@ -157,9 +169,11 @@ class LogWatch:
             self.ask(self.queue.pop(0), now_s)
 
     def sample(self, now_s: float) -> None:
-        """Every SAMPLE_S, while ranks of the newest generation run."""
+        """Every SAMPLE_S, while ranks of the newest generation run; sooner where no child has begun
+        yet, so that one stands ready for the first question."""
         elapsed_s = now_s - self.sampled_s
-        if not self.begins or not self.sampled_s or elapsed_s < SAMPLE_S:
+        due_s = SAMPLE_S if self.process is not None else min(FIRST_S, SAMPLE_S)
+        if not self.begins or not self.sampled_s or elapsed_s < due_s:
             return
         self.sampled_s = now_s
         running = any(p.assigned and p.ended is None for p in self.ranks.processes)
@@ -200,7 +214,7 @@ class LogWatch:
             self.failed("the log child did not start: %s" % error, now_s)
             return False
         self.process.returncode = 0  # reaped here, not by subprocess
-        set_niceness(self.process.pid, NICENESS)
+        lower_priority(self.process.pid)
         assert self.process.stdin is not None and self.process.stdout is not None
         for pipe in (self.process.stdin, self.process.stdout):
             os.set_blocking(pipe.fileno(), False)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.agent.core.detect.ranks import live_logs
-from holdfast.agent.core.parse.logs import unlisted
+from holdfast.agent.core.parse.logs import literals, unlisted
 from holdfast.agent.logs import child
 from holdfast.agent.logs import files as logfiles
 from holdfast.agent.logs.files import Span
@@ -268,3 +268,21 @@ def test_the_further_search_is_bounded_and_takes_the_newest_logs_first(
     assert sum(nbytes for _, nbytes in looked) <= 256 << 10
     begin = (files.folder / "rank-4/stderr.log").stat().st_size - len(b"amdgpu: GPU reset begin!\n")
     assert found.offset == begin
+
+
+def test_what_a_diagnosis_needs_is_loaded_behind_the_first_sample(files: Files) -> None:
+    """The first question after a fault comes while ranks come back."""
+    files.write(0, b"step 1\n")
+    caches = logfiles.load_families, literals.sieve_of
+    for cache in caches:
+        cache.cache_clear()
+    sample = {"n": 1, "do": "sample", "folder": str(files.folder), "bytes": 1000,
+              "ranks": [[0, 0, -1, 0, -1]]}
+    sink = io.BytesIO()
+    child.serve(io.BytesIO(json.dumps(sample).encode() + b"\n"), sink, files.reader)
+    assert json.loads(sink.getvalue())["n"] == 1
+    before = [cache.cache_info().misses for cache in caches]
+    assert min(before) >= 1
+    files.write(0, b"RuntimeError: something that nobody has met, at 0x7f\n")
+    files.ask("diagnose", [0, 0, -1, 0, -1])
+    assert [cache.cache_info().misses for cache in caches] == before

@@ -6,7 +6,6 @@ import os
 import selectors
 import socket
 import struct
-import subprocess
 import sys
 from pathlib import Path
 
@@ -153,40 +152,6 @@ def test_a_strangers_socket_is_neither_greeted_nor_taken_for_the_nodes(
     assert link.tend() is False and link.channel is None and link.process is None
     assert "served by uid 65534" in link.problem
     assert not agent_link.places("run", {**environ, "HOLDFAST_AGENT_USER": "nobody"}).private
-
-
-def permitted(niceness: int) -> int:
-    """What a child of ours gets."""
-    with subprocess.Popen(["sleep", "60"]) as child:
-        try:
-            os.setpriority(os.PRIO_PROCESS, child.pid, niceness)
-        except PermissionError:
-            pass
-        found = os.getpriority(os.PRIO_PROCESS, child.pid)
-        child.kill()
-    return found
-
-
-@pytest.mark.parametrize("refused", [False, True])
-def test_a_private_agent_goes_before_the_ranks_where_that_is_permitted(
-    refused, monkeypatch, tmp_path
-):
-    """As the node's own by its unit: a loss must be seen while all cores are busy."""
-    expected = os.getpriority(os.PRIO_PROCESS, 0) if refused else permitted(-10)
-    if refused:
-        def refuse(*_):
-            raise PermissionError(1, "Operation not permitted")
-        monkeypatch.setattr(os, "setpriority", refuse)
-    environ = {"HOLDFAST_RUNTIME_DIR": str(tmp_path / "rt"), "HOLDFAST_STATE_DIR": str(tmp_path)}
-    wait = [sys.executable, "-c", "import time; time.sleep(60)"]
-    monkeypatch.setattr(agent_link, "own_module", lambda *_: (list(wait), dict(os.environ)))
-    link = agent_link.AgentLink("run", agent_link.places("run", environ), environ)
-    link.start_private()
-    try:
-        assert os.getpriority(os.PRIO_PROCESS, link.process.pid) == expected
-    finally:
-        link.process.kill()
-        link.process.wait()
 
 
 def test_nodes_that_share_a_home_keep_the_state_of_a_run_apart(tmp_path):
