@@ -57,8 +57,11 @@ class Reader:
             "rss_bytes": procfs.rss_bytes(), "problem": self.problem}
 
     def get_ready(self) -> None:
-        """For a diagnosis, before anybody waits for it."""
-        files.get_ready(self.catalogue)
+        """For a diagnosis, before anybody waits for it.  Samples need none of it."""
+        try:
+            files.get_ready(self.catalogue)
+        except (OSError, ValueError, KeyError) as error:
+            self.problem = f"families: {error}"[:LINE_MAX]
 
     def _take_own(self, rows: list[dict[str, Any]]) -> None:
         try:

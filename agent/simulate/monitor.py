@@ -129,7 +129,7 @@ class Monitor:
             if not same and known.generation > 0:
                 self.fail("one_plan_per_generation", f"{run}: two plans of {plan.generation}")
             truth.plans[plan.generation] = plan
-            truth.end_heard = self._heard(node, run, plan.generation)
+            truth.end_heard = plan.finished < 0 or self._heard(node, run, plan.generation)
             return
         self._new_generation(run, truth, plan, node)
 

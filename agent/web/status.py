@@ -276,11 +276,16 @@ def _written_ages_s(state: AgentState, view: RunView) -> list[float]:
 
 
 def _commits(state: AgentState, view: RunView) -> tuple[Commit, ...]:
-    """Those that this node's launcher knows, and what rank 0's node tells of them."""
+    """What rank 0's node tells of them, while it is heard of; else what this node's launcher knows:
+    where rank 0 has moved on, it hears neither of later ones nor that its own were deleted."""
     snapshot = state.snapshot
     plan = next((one for one in snapshot.decision.plans if one.run == view.run), None)
-    return view.commits if plan is None else members.kept_commits(
-        view, plan, snapshot.observed.beats, snapshot.now, state.config.core_settings())
+    beat = members.of_rank_0(view, plan, snapshot.observed.beats) if plan is not None else None
+    if plan is None or beat is None or not beat.commits or not (
+            beat.checkpoint_dir == plan.checkpoint_dir
+            and members.is_fresh(beat, snapshot.now, state.config.core_settings())):
+        return view.commits
+    return beat.commits
 
 
 def _training_s(state: AgentState, view: RunView) -> float:

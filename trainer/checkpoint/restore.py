@@ -27,7 +27,6 @@ TRANSFERS = 2  # a transfer whose digest differs is tried once more
 # What a rank says of a checkpoint: its bytes are wrong; it could not read them; rank 0 reads all
 # that it needs, and sees that something else is not there.
 BAD, UNREAD, LACKS = "bad", "unread", "lacks"
-ASIDE_NAMED = 3  # of the checkpoints that were put aside
 TELL_S = 5.0  # for all ranks to have read what the others say
 
 
@@ -245,7 +244,7 @@ def _newest(group: Group, root: Path | None, elastic: Any) -> tuple[str, int, st
     """Without a launcher rank 0 chooses for all: the newest checkpoint that proves."""
     if group.rank == 0:
         found, passed = files.newest_valid(root) if root else (None, [])
-        unread = ""
+        unread, refused = "", list[str]()
         for one, problem in passed:
             if problem.unread:
                 unread = unread or f"{one.path}: {problem}, and no other checkpoint proves"
@@ -253,20 +252,22 @@ def _newest(group: Group, root: Path | None, elastic: Any) -> tuple[str, int, st
                 continue
             place = _put_aside(Path(one.path), problem.what)
             elastic.report("checkpoint_bad", f"{one.path}: {problem}; moved to {place}")
-        refused = files.put_aside(root) if root and not found and not unread else []
+            refused.append(str(place))
+        if root and not found and not unread:
+            refused = refused or files.put_aside(root)  # by a try before this one
         # What was trained may all be in there: nothing begins anew beside it.
-        group.store.set("newest", json.dumps([found, unread, refused[:ASIDE_NAMED], len(refused)]))
-    found, unread, named, many = json.loads(group.store.get("newest"))
+        group.store.set("newest", json.dumps([found, unread, refused]))
+    found, unread, refused = json.loads(group.store.get("newest"))
     if found:
         return "disk", int(found[1]), str(found[2])
     if unread:
         raise RestoreFailed(unread)
-    if many:
-        more = f" and {many - len(named)} more" if many > len(named) else ""
-        raise BadCheckpoint(
-            f"no checkpoint of this run is left to resume from: put aside as bad: "
-            f"{', '.join(named)}{more}; set checkpoint.dir to a folder with a good copy to go on "
-            "from it, or to an empty one to begin at step 0")
+    if refused:
+        more = f" and {len(refused) - 1} more" if refused[1:] else ""
+        raise BadCheckpoint(  # what to do comes first: a long reason is cut
+            "no checkpoint is left to resume from; set checkpoint.dir to a folder with a good "
+            "copy, or to an empty one to begin at step 0; put aside as bad: "
+            f"{refused[0]}{more}")
     return "fresh", 0, ""
 
 

@@ -73,17 +73,19 @@ def test_a_checkpoint_that_rank_0_s_node_alone_heard_of_is_shown_on_every_node()
     old, new, unread = (Commit(1, step, f"/c/{step}", 2, verified=step < 30)
                         for step in (10, 20, 30))
     beat = Beat("b", "r", 2, 99.0, commits=(new, unread), checkpoint_dir="/c")
-    for told, is_single, step, unread_step in (
-            (beat, False, 20, 30), (replace(beat, boot_s=1.0), False, 10, -1),
-            (replace(beat, generation=1), False, 10, -1), (beat, True, 10, -1)):
+    for told, step, unread_step in (
+            (beat, 20, 30), (replace(beat, boot_s=1.0), 10, -1),
+            (replace(beat, commits=()), 10, -1),
+            (replace(beat, checkpoint_dir="/d"), 10, -1), (replace(beat, node="c"), 10, -1)):
         state = seen(told)
         state.snapshot.decision = Decision(plans=(plan,))
-        state.config = SimpleNamespace(core_settings=lambda of=is_single: Settings(single_node=of))
+        state.config = SimpleNamespace(core_settings=lambda: Settings(single_node=False))
         state.checkpoints = SimpleNamespace(age_s=lambda _, commit: 100.0 - commit.step)
         view = replace(VIEW, commits=(old,), checkpoint_dir="/c", generation=2)
         found = status.checkpoint(state, view)
         assert found == {"step": step, "age_s": 100.0 - step, "path": f"/c/{step}",
                          "unread_step": unread_step}
+        assert (old in status._commits(state, view)) == (step == 10), "it may be deleted by now"
 
 
 def test_a_run_does_not_train_while_a_node_of_it_is_lost_or_behind() -> None:

@@ -215,12 +215,28 @@ def test_a_run_without_an_agent_whose_checkpoints_are_all_bad_does_not_begin_at_
         path = tmp_path / f"step-{step:09d}.gen-1"
         path.mkdir()
         (path / "COMMIT").write_text("of another")
-    for _ in range(2):
+    for name in ("step-0+4[.]gen-1.*", "step-0+[.]gen-1.*"):
         group = SimpleNamespace(rank=0, store=Store())
         for rank in (0, 1):
             group.rank = rank
-            with pytest.raises(restoring.BadCheckpoint, match="step-0+[.]gen-1.* and 2 more;"):
+            words = f"begin at step 0; put aside as bad: .*/{name} and 4 more"
+            with pytest.raises(restoring.BadCheckpoint, match=words):
                 restoring._newest(group, tmp_path, elastic)
         assert [one.name for one in tmp_path.iterdir()] == ["quarantine"]
     assert restoring._newest(
         SimpleNamespace(rank=0, store=Store()), tmp_path / "empty", elastic) == ("fresh", 0, "")
+
+
+def test_nor_does_one_whose_bad_checkpoints_cannot_be_moved(monkeypatch, tmp_path):
+    path = tmp_path / "step-000000003.gen-1"
+    path.mkdir()
+    (path / "COMMIT").write_text("of another")
+
+    def refuse(*_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(restoring.files, "quarantine", refuse)
+    elastic = SimpleNamespace(report=lambda *what: None)
+    with pytest.raises(restoring.BadCheckpoint, match="put aside as bad: .*/step-000000003.gen-1$"):
+        restoring._newest(SimpleNamespace(rank=0, store=Store()), tmp_path, elastic)
+    assert path.is_dir()
