@@ -15,6 +15,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -103,19 +104,21 @@ class Browser:
 def chromium(home: Path) -> Iterator[Browser]:
     theirs_in, ours_out = os.pipe()
     ours_in, theirs_out = os.pipe()
-    with open(home / "chromium.log", "wb") as log:
+    # It leaves its socket's folder behind, whose path must be short: `home` may be long.
+    with tempfile.TemporaryDirectory() as short, open(home / "chromium.log", "wb") as log:
         process = subprocess.Popen(  # its pipe is descriptors 3 and 4, whatever ours are
             ["bash", "-c", f'exec "$0" "$@" 3<&{theirs_in} 4>&{theirs_out}',
              *CHROMIUM, f"--user-data-dir={home / 'profile'}"],
-            stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(theirs_in, theirs_out))
-    os.close(theirs_in)
-    os.close(theirs_out)
-    try:
-        yield Browser(ours_out, ours_in)
-    finally:
-        os.close(ours_out)  # it ends itself then
-        os.close(ours_in)
-        common.end_tree(process)
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(theirs_in, theirs_out),
+            env={**os.environ, "TMPDIR": short})
+        os.close(theirs_in)
+        os.close(theirs_out)
+        try:
+            yield Browser(ours_out, ours_in)
+        finally:
+            os.close(ours_out)  # it ends itself then
+            os.close(ours_in)
+            common.end_tree(process)
 
 
 def measured(loads: int, results: common.Results) -> list[dict[str, Any]]:

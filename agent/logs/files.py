@@ -259,8 +259,8 @@ def diagnose_tails(
 
 
 def get_ready(catalogue: Catalogue) -> None:
-    """Loads and compiles what the first diagnosis needs: 0.3 s of a processor, which who comes back
-    from a fault has none of."""
+    """Loads and compiles what the first diagnosis needs: it comes while ranks come back, which need
+    the processor."""
     scanner = Scanner(catalogue, 0, NO_RANK, signals=False, families=load_families(), later=True)
     scanner.feed(UNKNOWN)
     scanner.close()

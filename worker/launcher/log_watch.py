@@ -25,7 +25,7 @@ from .rank_processes import RankProcesses
 STREAMS = ("stdout.log", "stderr.log")
 GENERATIONS_KEPT = 8
 SAMPLE_S = 15.0
-FIRST_S = 5.0  # a child takes 0.4 s of a processor to begin: not when ranks begin, nor come back
+FIRST_S = 5.0  # a child's begin costs processor time: not while ranks begin, nor come back
 ANSWER_S = 30.0  # on a machine that is short of processors; the agent waits 32
 PAUSE_S = 30.0  # after a child that died or did not answer
 END_S = 1.0
@@ -172,7 +172,7 @@ class LogWatch:
         """Every SAMPLE_S, while ranks of the newest generation run; sooner where no child has begun
         yet, so that one stands ready for the first question."""
         elapsed_s = now_s - self.sampled_s
-        due_s = SAMPLE_S if self.process is not None else min(FIRST_S, SAMPLE_S)
+        due_s = SAMPLE_S if self.process is not None else FIRST_S
         if not self.begins or not self.sampled_s or elapsed_s < due_s:
             return
         self.sampled_s = now_s
