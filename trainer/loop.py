@@ -28,7 +28,7 @@ from . import export as exporting
 from . import optimizer as adamw
 from .checkpoint import format as files
 from .checkpoint.manifest import Manifest
-from .checkpoint.restore import Held, restore
+from .checkpoint.restore import Held, refusal, restore
 from .checkpoint.snapshot import Snapshots
 from .checkpoint.write import Checkpoints
 from .config import Config, ConfigError, named_class
@@ -272,6 +272,8 @@ class Generation:
 
     def begin(self) -> dict[str, Any]:
         """The state of step 0, and what the run begins from.  Raises ConfigError."""
+        if self.assignment.rank == 0 and (why := refusal(self.job.config.checkpoint_dir)):
+            raise ConfigError([why])
         self.strategy.initialise()
         return lineage.begin(self.job.config, self.state)
 

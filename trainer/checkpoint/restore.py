@@ -263,12 +263,22 @@ def _newest(group: Group, root: Path | None, elastic: Any) -> tuple[str, int, st
     if unread:
         raise RestoreFailed(unread)
     if refused:
-        more = f" and {len(refused) - 1} more" if refused[1:] else ""
-        raise BadCheckpoint(  # what to do comes first: a long reason is cut
-            "no checkpoint is left to resume from; set checkpoint.dir to a folder with a good "
-            "copy, or to an empty one to begin at step 0; put aside as bad: "
-            f"{refused[0]}{more}")
+        raise BadCheckpoint(_all_refused(refused))
     return "fresh", 0, ""
+
+
+def refusal(root: Path) -> str:
+    """Why nothing may begin at step 0 here: all checkpoints of this folder were put aside, by a
+    run that the agent need not have known.  "" = it may."""
+    refused = files.put_aside(root)
+    return _all_refused(refused) if refused and not files.listing(root) else ""
+
+
+def _all_refused(paths: Sequence[str]) -> str:
+    more = f" and {len(paths) - 1} more" if paths[1:] else ""
+    # What to do comes first: a long reason is cut.
+    return ("no checkpoint is left to resume from; set checkpoint.dir to a folder with a good "
+            f"copy, or to an empty one to begin at step 0; put aside as bad: {paths[0]}{more}")
 
 
 def _from_disk(path: Path, group: Group, state: State, elastic: Any, node: str) -> int:

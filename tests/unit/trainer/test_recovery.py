@@ -10,6 +10,7 @@ import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -230,6 +231,17 @@ def test_disk_when_nothing_else_is_left_and_the_bad_one_is_put_aside(tmp_path):
     assert all("bad_checkpoint" in e[5] for e in launcher.said("parked"))
     assert (tmp_path / "checkpoints" / "quarantine").is_dir()
     assert older.path.endswith("step-000000004.gen-1")
+
+
+def test_a_new_run_does_not_begin_beside_checkpoints_that_were_all_put_aside(tmp_path):
+    """As under an agent that does not know of the run that put them aside."""
+    for found in commits(tmp_path):
+        files.quarantine(Path(found.path), "bytes differ")
+    folder = tmp_path / "checkpoints"
+    kept = sorted(folder.rglob("*"))
+    with pytest.raises(Lost, match="no checkpoint is left to resume from; set checkpoint.dir"):
+        Launcher(config(tmp_path, 2), 2, tmp_path).run()
+    assert sorted(folder.rglob("*")) == kept
 
 
 @pytest.mark.parametrize("world", [1, 3])
