@@ -10,7 +10,7 @@ import pytest
 from .harness import Nodes
 from .worlds import World, output
 
-KEEP, EVERY, STEPS = 2, 5, 200
+KEEP, EVERY, STEPS = 2, 5, 300
 # Both nodes hold one copy of the state together, and nothing in memory outlives either.
 WORDS = ("strategy=mics", "mics.group=2", "snapshot.enabled=false", "micro_batches=4",
          f"checkpoint.every={EVERY}", f"checkpoint.keep={KEEP}")
@@ -48,5 +48,6 @@ def test_the_folder_is_tidied_and_outlives_the_node_of_rank_0() -> None:
         found = re.search(r"planned generation 2 from the checkpoint of step (\d+)", told)
         assert found and int(found[1]) >= newest - 2 * EVERY > 0, told
         left = committed()
-        # The run may be over before who leads has heard that its last ones were read back.
-        assert left[-1] == STEPS and len(left) <= KEEP + 3, left
+        # The run may be over before who leads has heard that its last ones were read back: how many
+        # those are is a matter of the machine's speed.  Of the first generation's nothing is left.
+        assert left[-1] == STEPS and left[0] > newest, (newest, left)
