@@ -1,13 +1,16 @@
 """The store of many nodes on a real etcd of three members: traffic, latency, a member's death.
 
-Owns four cases.  `steady`: what agents' store parts ask of etcd while nothing changes, each leading
+Owns five cases.  `steady`: what agents' store parts ask of etcd while nothing changes, each leading
 a run of its own, counted by themselves and by the kernel (TCP's own headers included).
 `steady_run`: the same of whole agents, counted by the kernel, while their four nodes train.
 `write`: plans of several sizes below a lease.  `leader_loss`: how long writes stop after the
-leader's SIGKILL, with etcd's usual timers and with short ones.  Needs etcd-server and iproute2;
-`steady_run` root and nftables as well.
+leader's SIGKILL, with etcd's usual timers and with short ones.  `elections`: what short timers
+cost while nothing dies: how often a living leader was given up, and how long writes stood still,
+with as many processes beside as `--burners` says, which burn the processors that the members need.
+Needs etcd-server and iproute2; `steady_run` root and nftables as well.
 
-    python -m bench.store [--cases steady steady_run write leader_loss] [--agents 4] [--seconds 60]
+    python -m bench.store [--cases steady steady_run write leader_loss elections]
+                          [--agents 4] [--seconds 60] [--burners 4]
 """
 
 from __future__ import annotations
@@ -20,11 +23,14 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from .common import BENCH, ROOT, Results, percentile
+from .false_verdicts import burners
 
 sys.path.insert(0, str(ROOT / "tests"))
 
@@ -41,7 +47,10 @@ LEASE_S = settings.Detect().lease_s
 HEADERS_BYTES = 54  # Ethernet, IPv4 and TCP of one segment, without options
 GOAL_BYTES_S = 1024
 USUAL_TIMERS = ("--heartbeat-interval", "100", "--election-timeout", "1000")
-CASES = ("steady", "steady_run", "write", "leader_loss")
+# As docs/cluster.md sets them; all else is as `etcd_servers` starts a member.
+TIMERS = {"usual": USUAL_TIMERS, "short": (), "short, pre-vote": ("--pre-vote",)}
+CASES = ("steady", "steady_run", "write", "leader_loss", "elections")
+WRITE_EVERY_S, STOOD_S = 0.05, 0.5  # `elections`: how often, and what counts as standing still
 RUN_NODES, STEPS, SETTLED_S = 4, 10_000_000, 30.0
 KILOBYTES = (1, 40, 400)  # the last: a plan of 16,384 ranks
 
@@ -187,6 +196,58 @@ async def leader_loss(folder: Path, cluster: Etcd, timers: str) -> dict[str, Any
     return row
 
 
+def leader_changes(cluster: Etcd) -> int:
+    """The most that any member has seen since it began."""
+    found = []
+    for member in cluster.members:
+        with urllib.request.urlopen(f"http://{member.address}/metrics", timeout=10.0) as answer:
+            said = answer.read().decode()
+        found += re.findall(r"^etcd_server_leader_changes_seen_total (\S+)", said, re.MULTILINE)
+    return int(max(map(float, found)))
+
+
+async def elections(
+    folder: Path, cluster: Etcd, timers: str, seconds: float, count: int
+) -> dict[str, Any]:
+    store = opened(folder, cluster, "writer")
+    tasks = [asyncio.create_task(store.watch(lambda why: None))]
+    while not store.view().up:
+        await asyncio.sleep(0.05)
+    version, refused, took_s = store.view().docs.get("run/w").version, 0, []
+    changes, begun_s = leader_changes(cluster), time.monotonic()
+    while (at_s := time.monotonic()) < begun_s + seconds:
+        while True:
+            try:
+                version = await store.put(StoreWrite("run/w", version, b"x"))
+                break
+            except (StoreError, TimeoutError):
+                refused += 1
+            except Conflict:  # the one before it was kept after all
+                version = store.view().docs.get("run/w").version
+        took_s.append(time.monotonic() - at_s)
+        await asyncio.sleep(WRITE_EVERY_S)
+    row = {"case": "store_elections", "timers": timers, "burners": count,
+           "seconds": round(time.monotonic() - begun_s, 1),
+           "leader_changes": leader_changes(cluster) - changes, "writes": len(took_s),
+           "refused": refused, "p50_s": percentile(took_s, 0.5), "p99_s": percentile(took_s, 0.99),
+           "longest_s": max(took_s), "stood_still": sum(one > STOOD_S for one in took_s)}
+    await ended(tasks, [store])
+    return row
+
+
+async def side_by_side(folder: Path, seconds: float, count: int) -> list[dict[str, Any]]:
+    """All timers in the same minutes, since a machine differs from itself more than they do."""
+    with ExitStack() as made:
+        clusters = {name: made.enter_context(etcd(folder / f"etcd{number}", 3, timers))
+                    for number, (name, timers) in enumerate(TIMERS.items())}
+        made.enter_context(burners(count))
+        for number in range(len(clusters)):
+            (folder / str(number)).mkdir()
+        return await asyncio.gather(*(
+            elections(folder / str(number), cluster, name, seconds, count)
+            for number, (name, cluster) in enumerate(clusters.items())))
+
+
 async def ended(tasks: list[asyncio.Task[None]], stores: list[EtcdStore]) -> None:
     for task in tasks:
         task.cancel()
@@ -199,6 +260,9 @@ def measured(options: argparse.Namespace, case: str) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     if case == "steady_run":
         return steady_run(options.seconds)
+    if case == "elections":
+        with tempfile.TemporaryDirectory() as made:
+            return asyncio.run(side_by_side(Path(made), options.seconds, options.burners))
     for name, timers in (("usual", USUAL_TIMERS), ("short", ())):
         if name == "short" and case != "leader_loss":
             continue
@@ -221,6 +285,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--agents", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--runs", type=int, default=10)
+    parser.add_argument("--burners", type=int, default=4)
     parser.add_argument("--out", type=Path, default=BENCH / "results")
     options = parser.parse_args(arguments)
     results = Results("store", options.out)

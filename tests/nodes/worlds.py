@@ -73,7 +73,7 @@ class World:
             "--listen-client-urls", here, "--advertise-client-urls", here,
             "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
             "--initial-cluster", all_peers, "--heartbeat-interval", str(self.heartbeat_ms),
-            "--election-timeout", str(self.election_ms)], output="etcd.out")
+            "--election-timeout", str(self.election_ms), "--pre-vote"], output="etcd.out")
 
     @property
     def endpoints(self) -> str:
