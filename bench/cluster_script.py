@@ -3,15 +3,16 @@
 The same DDP script, nodes and faults for each.  `rank_kill`: SIGKILL of one rank of four.
 `exception`: one rank of four raises behind a step.  `node_loss`: one node of four loses power and a
 fifth stands by.  `shrink`: the same without one, and three go on (`--nnodes 3:4`).  Runners:
-`holdfast`, with an etcd of three members among the nodes; `torchrun` as it comes; `tuned`, torchrun
-whose rendezvous drops a silent node after 3 s instead of 15, with a store of its own for each
-restart (fresh_prefix.py) and a gloo time-out of 3 s.  torchrun's rendezvous is on node 0, which is
-never hurt: its loss ends torchrun's run.  From the fault to the first step that no rank had
-finished before, on the slowest rank of those that go on.  Needs root, iproute2, nftables and
-etcd-server.
+`holdfast`, with an etcd of three members among the nodes (the lease as it ships, etcd's timers as
+docs/cluster.md sets them); `torchrun` as it comes; `tuned`, torchrun whose rendezvous drops a
+silent node after 3 s instead of 15, with a store of its own for each restart (fresh_prefix.py) and
+a gloo time-out of 3 s.  torchrun's rendezvous is on node 0, which is never hurt: its loss ends
+torchrun's run.  From the fault to the first step that no rank had finished before, on the slowest
+rank of those that go on.  Needs root, iproute2, nftables and etcd-server.
 
     python -m bench.cluster_script [--runs 5 | --quick] [--runners holdfast torchrun tuned]
                                    [--faults rank_kill exception node_loss shrink] [--limit 60]
+                                   [--lease 10]
 """
 
 from __future__ import annotations
@@ -36,11 +37,14 @@ sys.path.insert(0, str(ROOT / "tests"))
 from nodes.harness import Nodes
 from nodes.worlds import World
 
+from holdfast.agent.config import settings
+
 RUNNERS = ("holdfast", "torchrun", "tuned")
 FAULTS = ("rank_kill", "exception", "node_loss", "shrink")
 RANKS, MEMBERS, FAULT_AFTER, PORT = 4, (0, 1, 2), 17, 29500
 START_LIMIT_S, POLL_S, WEIGHT = 300.0, 0.002, 16
 RESTARTS = "20"  # torchrun's nodes restart each other, and count each time
+ETCD_MS = (20, 200)
 GLOO_LIMIT_S = 3  # of the tuned script: ten of its steps
 # A node is dropped whose word is older than interval x attempts; both are whole numbers.  A word is
 # sent on each tick of one interval, but only where the last one is a whole interval old: a tick
@@ -55,11 +59,12 @@ UNSHARED = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 class Script:
     """One world of nodes, each with a launcher of the same script."""
 
-    def __init__(self, nodes: Nodes, runner: str, fault: str) -> None:
+    def __init__(self, nodes: Nodes, runner: str, fault: str, lease_s: float) -> None:
         self.nodes, self.runner, self.fault = nodes, runner, fault
         self.nnodes = f"{RANKS - 1}:{RANKS}" if fault == "shrink" else str(RANKS)
         self.left = RANKS - (fault == "shrink")  # ranks that go on
-        self.world = World(nodes, members=MEMBERS)
+        self.world = World(nodes, members=MEMBERS, lease_s=lease_s)
+        self.world.heartbeat_ms, self.world.election_ms = ETCD_MS
         file = self.world.shared / "steps"
         file.touch()
         self.file = StepFile(file)
@@ -80,13 +85,13 @@ class Script:
 
     def _torchrun(self, number: int) -> None:
         node, tuned = self.nodes[number], self.runner == "tuned"
-        settings = f"is_host={int(number == 0)}" + (f",{TUNED}" if tuned else "")
+        rendezvous = f"is_host={int(number == 0)}" + (f",{TUNED}" if tuned else "")
         wrapper = [str(BENCH / "fresh_prefix.py"), "--gloo-limit", str(GLOO_LIMIT_S)]
         node.start(
             [sys.executable, "-m", "torch.distributed.run", "--nnodes", self.nnodes,
              "--nproc-per-node", "1", "--max-restarts", RESTARTS, "--rdzv-backend", "c10d",
              "--rdzv-endpoint", f"{self.nodes[0].address}:{PORT}", "--rdzv-id", "job",
-             "--rdzv-conf", settings, "--local-addr", node.address,
+             "--rdzv-conf", rendezvous, "--local-addr", node.address,
              *(wrapper if tuned else []), str(BENCH / "workload_script.py"), *self.words],
             {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "eth0", **(UNSHARED if tuned else {})},
             output="job.out")
@@ -155,9 +160,9 @@ class Script:
 
 
 @contextmanager
-def started(runner: str, fault: str) -> Iterator[Script]:
+def started(runner: str, fault: str, lease_s: float) -> Iterator[Script]:
     with Nodes(RANKS + (fault == "node_loss"), weight=WEIGHT) as nodes:
-        run = Script(nodes, runner, fault)
+        run = Script(nodes, runner, fault, lease_s)
         try:
             run.launch()
             yield run
@@ -165,11 +170,13 @@ def started(runner: str, fault: str) -> Iterator[Script]:
             run.file.close()
 
 
-def measure(runner: str, fault: str, draw: random.Random, limit_s: float) -> dict[str, Any]:
+def measure(
+    runner: str, fault: str, draw: random.Random, limit_s: float, lease_s: float
+) -> dict[str, Any]:
     row: dict[str, Any] = {"case": f"script_{fault}", "runner": runner, "ok": False, "why": "",
                            "load_1m": round(os.getloadavg()[0], 2)}
     try:
-        with started(runner, fault) as run:
+        with started(runner, fault, lease_s) as run:
             before = run.placed()
             number = draw.choice(sorted(set(before) - {0}))
             row.update(node=number, rank=before[number].rank)
@@ -194,6 +201,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--runners", nargs="+", choices=RUNNERS, default=RUNNERS)
     parser.add_argument("--faults", nargs="+", choices=FAULTS, default=FAULTS)
     parser.add_argument("--limit", type=float, default=60.0, help="seconds to come back in")
+    parser.add_argument("--lease", type=float, default=settings.Detect().lease_s,
+                        metavar="SECONDS", help="a script's ranks are replaced when it is over")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, default=BENCH / "results")
     options = parser.parse_args(arguments)
@@ -201,8 +210,8 @@ def main(arguments: list[str] | None = None) -> int:
     for fault in options.faults:
         for _ in range(1 if options.quick else options.runs):
             for runner in options.runners:
-                row = measure(runner, fault, draw, options.limit)
-                results.add(row)
+                row = measure(runner, fault, draw, options.limit, options.lease)
+                results.add({**row, "lease_s": options.lease, "etcd_ms": list(ETCD_MS)})
                 rows.append(row)
                 print("  ".join(f"{key} {value}" for key, value in row.items() if key != "log"),
                       flush=True)

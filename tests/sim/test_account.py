@@ -1,4 +1,4 @@
-"""The simulator's own account of a run, by hand-made histories: a loop that it calls one, and not."""
+"""The simulator's own account of a run: which hand-made histories it calls a loop."""
 
 from __future__ import annotations
 

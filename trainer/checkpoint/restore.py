@@ -98,8 +98,14 @@ def _begin(group: Group, begin: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         began = begin()
     except ConfigError as error:
         problems = list(error.problems)
+    group.say("begin", problems)
+    group.store.get(f"begin/{group.rank}")  # once it is read, it has arrived
     if group.any(bool(problems)):
-        raise ConfigError(problems or ["another rank: init_from cannot be read there"])
+        others = [f"rank {rank}: {said[0]}"
+                  for rank, said in enumerate(group.all_say("begin")) if said]
+        with contextlib.suppress(RuntimeError):  # whoever leaves first takes the store along
+            group.meet("begin/told", TELL_S)
+        raise ConfigError(problems or others[:1] or ["another rank cannot begin; its log says why"])
     return began
 
 
