@@ -211,7 +211,8 @@ def main(arguments: list[str] | None = None) -> int:
         for _ in range(1 if options.quick else options.runs):
             for runner in options.runners:
                 row = measure(runner, fault, draw, options.limit, options.lease)
-                results.add({**row, "lease_s": options.lease, "etcd_ms": list(ETCD_MS)})
+                ours = {"lease_s": options.lease, "etcd_ms": list(ETCD_MS), "etcd_pre_vote": True}
+                results.add({**row, **(ours if runner == "holdfast" else {})})
                 rows.append(row)
                 print("  ".join(f"{key} {value}" for key, value in row.items() if key != "log"),
                       flush=True)

@@ -48,7 +48,8 @@ HEADERS_BYTES = 54  # Ethernet, IPv4 and TCP of one segment, without options
 GOAL_BYTES_S = 1024
 USUAL_TIMERS = ("--heartbeat-interval", "100", "--election-timeout", "1000")
 # As docs/cluster.md sets them; all else is as `etcd_servers` starts a member.
-TIMERS = {"usual": USUAL_TIMERS, "short": (), "short, pre-vote": ("--pre-vote",)}
+TIMERS = {"usual": (*USUAL_TIMERS, "--pre-vote=false"), "short": ("--pre-vote=false",),
+          "short, pre-vote": ("--pre-vote",)}
 CASES = ("steady", "steady_run", "write", "leader_loss", "elections")
 WRITE_EVERY_S, STOOD_S = 0.05, 0.5  # `elections`: how often, and what counts as standing still
 RUN_NODES, STEPS, SETTLED_S = 4, 10_000_000, 30.0
@@ -196,25 +197,31 @@ async def leader_loss(folder: Path, cluster: Etcd, timers: str) -> dict[str, Any
     return row
 
 
-def leader_changes(cluster: Etcd) -> int:
-    """The most that any member has seen since it began."""
+def leader_changes(cluster: Etcd) -> list[int]:
+    """What each member has seen since it began."""
     found = []
     for member in cluster.members:
         with urllib.request.urlopen(f"http://{member.address}/metrics", timeout=10.0) as answer:
             said = answer.read().decode()
-        found += re.findall(r"^etcd_server_leader_changes_seen_total (\S+)", said, re.MULTILINE)
-    return int(max(map(float, found)))
+        (count,) = re.findall(
+            r"^etcd_server_leader_changes_seen_total (\S+)", said, re.MULTILINE)
+        found.append(int(float(count)))
+    return found
 
 
 async def elections(
-    folder: Path, cluster: Etcd, timers: str, seconds: float, count: int
+    folder: Path, cluster: Etcd, timers: str, seconds: float, count: int,
+    together: asyncio.Barrier,
 ) -> dict[str, Any]:
     store = opened(folder, cluster, "writer")
     tasks = [asyncio.create_task(store.watch(lambda why: None))]
     while not store.view().up:
         await asyncio.sleep(0.05)
     version, refused, took_s = store.view().docs.get("run/w").version, 0, []
-    changes, begun_s = leader_changes(cluster), time.monotonic()
+    # All wait for each other: a question to a busy member must cost no other cluster's write time.
+    before = await asyncio.to_thread(leader_changes, cluster)
+    await together.wait()
+    begun_s = time.monotonic()
     while (at_s := time.monotonic()) < begun_s + seconds:
         while True:
             try:
@@ -226,13 +233,22 @@ async def elections(
                 version = store.view().docs.get("run/w").version
         took_s.append(time.monotonic() - at_s)
         await asyncio.sleep(WRITE_EVERY_S)
+    lasted_s = time.monotonic() - begun_s
+    await together.wait()
+    after = await asyncio.to_thread(leader_changes, cluster)
     row = {"case": "store_elections", "timers": timers, "burners": count,
-           "seconds": round(time.monotonic() - begun_s, 1),
-           "leader_changes": leader_changes(cluster) - changes, "writes": len(took_s),
+           "seconds": round(lasted_s, 1), "etcd": etcd_version(),
+           "leader_changes": max(new - old for new, old in zip(after, before, strict=True)),
+           "writes": len(took_s),
            "refused": refused, "p50_s": percentile(took_s, 0.5), "p99_s": percentile(took_s, 0.99),
            "longest_s": max(took_s), "stood_still": sum(one > STOOD_S for one in took_s)}
     await ended(tasks, [store])
     return row
+
+
+def etcd_version() -> str:
+    said = subprocess.run(["etcd", "--version"], check=True, capture_output=True, text=True)
+    return said.stdout.split()[2]
 
 
 async def side_by_side(folder: Path, seconds: float, count: int) -> list[dict[str, Any]]:
@@ -243,8 +259,9 @@ async def side_by_side(folder: Path, seconds: float, count: int) -> list[dict[st
         made.enter_context(burners(count))
         for number in range(len(clusters)):
             (folder / str(number)).mkdir()
+        together = asyncio.Barrier(len(clusters))
         return await asyncio.gather(*(
-            elections(folder / str(number), cluster, name, seconds, count)
+            elections(folder / str(number), cluster, name, seconds, count, together)
             for number, (name, cluster) in enumerate(clusters.items())))
 
 

@@ -272,10 +272,12 @@ class Generation:
 
     def begin(self) -> dict[str, Any]:
         """The state of step 0, and what the run begins from.  Raises ConfigError."""
-        if self.assignment.rank == 0 and (why := refusal(self.job.config.checkpoint_dir)):
+        config = self.job.config
+        self.strategy.initialise()  # which may be a collective, where a user wrote it
+        saves = config.checkpoint.every and not config.export.dir
+        if saves and self.assignment.rank == 0 and (why := refusal(config.checkpoint_dir)):
             raise ConfigError([why])
-        self.strategy.initialise()
-        return lineage.begin(self.job.config, self.state)
+        return lineage.begin(config, self.state)
 
     def step(self) -> int:
         """One optimizer step over all micro-batches; returns the tokens of the whole step."""

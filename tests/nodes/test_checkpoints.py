@@ -10,7 +10,7 @@ import pytest
 from .harness import Nodes
 from .worlds import World, output
 
-KEEP, EVERY, STEPS = 2, 5, 300
+KEEP, EVERY, STEPS = 2, 5, 400
 # Both nodes hold one copy of the state together, and nothing in memory outlives either.
 WORDS = ("strategy=mics", "mics.group=2", "snapshot.enabled=false", "micro_batches=4",
          f"checkpoint.every={EVERY}", f"checkpoint.keep={KEEP}")

@@ -41,9 +41,10 @@ def block(words: str) -> str:
 
 
 def needed() -> None:
-    for tool in ("etcd", "etcdctl", "openssl"):
+    for tool in ("curl", "etcd", "etcdctl", "openssl"):
         if shutil.which(tool) is None:
-            pytest.skip(f"{tool} is missing (Debian packages etcd-server, etcd-client, openssl)")
+            pytest.skip(f"{tool} is missing (Debian packages curl, etcd-client, etcd-server, "
+                        "openssl)")
     try:
         pwd.getpwnam("etcd")
     except KeyError:
@@ -128,6 +129,8 @@ class Reader:
         proof = block("etcdctl member list")
         said = self.types(self.nodes[0], proof)
         assert said.count("is healthy") == said.count(", started,") == ALL_HEALTHY, said
+        said = self.types(self.nodes[0], block("leader_changes_seen_total"))
+        assert re.fullmatch(r"etcd_server_leader_changes_seen_total [1-9]\s*", said), said
         return proof.partition("\netcdctl")[0]
 
     def users(self, exports: str) -> None:

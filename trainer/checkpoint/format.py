@@ -521,11 +521,15 @@ def quarantine(path: Path, reason: str) -> Path:
 
 
 def put_aside(root: Path) -> list[str]:
-    """Paths of the checkpoints of this folder that were quarantined; [] where none was."""
+    """Paths of the checkpoints of this folder that were quarantined; [] where none was.  Of a
+    quarantine that cannot be read its own path: what lies in it is not known to be nothing."""
     try:
-        return sorted(str(root / QUARANTINE / name) for name in os.listdir(root / QUARANTINE))
-    except OSError:
+        names = os.listdir(root / QUARANTINE)
+    except (FileNotFoundError, NotADirectoryError):
         return []
+    except OSError:
+        return [str(root / QUARANTINE)]
+    return sorted(str(root / QUARANTINE / name) for name in names if name.startswith("step-"))
 
 
 def newest_valid(root: Path) -> tuple[Found | None, list[tuple[Found, Problem]]]:

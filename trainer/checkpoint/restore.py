@@ -101,6 +101,7 @@ def _begin(group: Group, begin: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     group.say("begin", problems)
     group.store.get(f"begin/{group.rank}")  # once it is read, it has arrived
     if group.any(bool(problems)):
+        # Nobody's words where a rank is of the release before: it does not say any.
         others = [f"rank {rank}: {said[0]}"
                   for rank, said in enumerate(group.all_say("begin")) if said]
         with contextlib.suppress(RuntimeError):  # whoever leaves first takes the store along
@@ -277,14 +278,16 @@ def refusal(root: Path) -> str:
     """Why nothing may begin at step 0 here: all checkpoints of this folder were put aside, by a
     run that the agent need not have known.  "" = it may."""
     refused = files.put_aside(root)
-    return _all_refused(refused) if refused and not files.listing(root) else ""
+    left = any(not one.bad for one in files.listing(root))
+    return _all_refused(refused) if refused and not left else ""
 
 
 def _all_refused(paths: Sequence[str]) -> str:
     more = f" and {len(paths) - 1} more" if paths[1:] else ""
     # What to do comes first: a long reason is cut.
     return ("no checkpoint is left to resume from; set checkpoint.dir to a folder with a good "
-            f"copy, or to an empty one to begin at step 0; put aside as bad: {paths[0]}{more}")
+            "copy, or to an empty one to begin at step 0 (or move quarantine/ away); put aside as "
+            f"bad: {paths[0]}{more}")
 
 
 def _from_disk(path: Path, group: Group, state: State, elastic: Any, node: str) -> int:

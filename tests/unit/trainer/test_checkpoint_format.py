@@ -131,6 +131,21 @@ def test_newest_valid_and_quarantine(tmp_path):
     assert [f.step for f in files.listing(tmp_path)] == [20]
 
 
+def test_what_was_put_aside_is_named_and_a_quarantine_that_cannot_be_read_is_not_empty(
+    tmp_path, monkeypatch
+):
+    assert files.put_aside(tmp_path) == []
+    place = files.quarantine(write(tmp_path, 20), "bytes differ")
+    (place.parent / ".nfs0001").touch()
+    assert files.put_aside(tmp_path) == [str(place)]
+
+    def refused(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(files.os, "listdir", refused)
+    assert files.put_aside(tmp_path) == [str(place.parent)]
+
+
 def test_keep_counts_valid_ones_only(tmp_path):
     made = [write(tmp_path, step) for step in (10, 20, 30, 40)]
     flip(made[3] / "shard-00000-of-00002.bin")

@@ -241,8 +241,10 @@ def test_a_new_run_does_not_begin_beside_checkpoints_that_were_all_put_aside(tmp
     kept = sorted(folder.rglob("*"))
     # Whichever of the two is first to leave: rank 0 alone looks, and speaks for both.
     with pytest.raises(Lost, match="no checkpoint is left to resume from; set checkpoint.dir"):
-        Launcher(config(tmp_path, 2), 2, tmp_path).run()
+        Launcher(config(tmp_path, 2, "checkpoint.every=4"), 2, tmp_path).run()
     assert sorted(folder.rglob("*")) == kept
+    # Who writes none has nothing to lose in that folder.
+    assert {one.step for one in Launcher(config(tmp_path, 2), 2, tmp_path).run().values()} == {STEPS}
 
 
 @pytest.mark.parametrize("world", [1, 3])

@@ -219,7 +219,7 @@ def test_a_run_without_an_agent_whose_checkpoints_are_all_bad_does_not_begin_at_
         group = SimpleNamespace(rank=0, store=Store())
         for rank in (0, 1):
             group.rank = rank
-            words = f"begin at step 0; put aside as bad: .*/{name} and 4 more"
+            words = f"begin at step 0 .*; put aside as bad: .*/{name} and 4 more"
             with pytest.raises(restoring.BadCheckpoint, match=words):
                 restoring._newest(group, tmp_path, elastic)
         assert [one.name for one in tmp_path.iterdir()] == ["quarantine"]
