@@ -244,7 +244,8 @@ def test_a_new_run_does_not_begin_beside_checkpoints_that_were_all_put_aside(tmp
         Launcher(config(tmp_path, 2, "checkpoint.every=4"), 2, tmp_path).run()
     assert sorted(folder.rglob("*")) == kept
     # Who writes none has nothing to lose in that folder.
-    assert {one.step for one in Launcher(config(tmp_path, 2), 2, tmp_path).run().values()} == {STEPS}
+    found = Launcher(config(tmp_path, 2), 2, tmp_path).run()
+    assert {one.step for one in found.values()} == {STEPS}
 
 
 @pytest.mark.parametrize("world", [1, 3])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from types import SimpleNamespace
 
@@ -70,7 +71,8 @@ def on_all(body):
     """What `body(rank, group)` came to on each rank: nothing, or its exception's words."""
     store = Store()
     found = at_once(lambda rank, any_of: body(rank, SimpleNamespace(
-        rank=rank, world=WORLD, store=store, any=any_of, layout=LAYOUT, shard=0, copies=(0, 1))))
+        rank=rank, world=WORLD, store=store, any=any_of, layout=LAYOUT, shard=0, copies=(0, 1),
+        say=lambda what, said: store.set(f"{what}/{rank}", json.dumps(said)))))
     return [str(one) if isinstance(one, RestoreFailed) else one if one is None else repr(one)
             for one in found]
 
