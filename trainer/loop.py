@@ -11,6 +11,7 @@ import gc
 import itertools
 import json
 import math
+import re
 import sys
 import time
 import traceback
@@ -58,6 +59,9 @@ PARK_S = 50.0  # for a checkpoint before ranks park, and for each other; the age
 MEET_S = 5.0  # ... without one; the agent allows 10
 CAUSES_SHOWN, FRAMES_SHOWN, SAID_SHOWN = 4, 16, 2000  # of a lost peer's error; and characters
 LINE_SHOWN = 300
+# Of torch's words for a lost connection: where in its sources, its advice, and what a future says
+# of the value that it has not.
+TORCHS_OWN = re.compile(r"^Unable to cast |\[/\S+:\d+\] | This is typically caused by .*| to Tensor$")
 STEP_TIMES = 64  # the latest, for the snapshots' cadence
 ENDS = (ConfigError, FloatingPointError)  # settings, and what every rank raises alike
 
@@ -360,8 +364,8 @@ class Generation:
             return
         then = ", continuing in the next generation" if self.elastic.active() else ""
         if len([*chain(error)]) == 1 and came_from_a_call(error):  # torch's own, and no one's words
-            line = " ".join(str(error).split())[:LINE_SHOWN]
-            said = f"holdfast: a peer was lost{then}: {line}"
+            line = TORCHS_OWN.sub("", " ".join(str(error).split()))
+            said = f"holdfast: a peer was lost{then}: {line[:LINE_SHOWN]}"
         else:
             said = (f"holdfast: an error that is taken for a lost peer's{then}:\n"
                     f"{_in_short(error)}")

@@ -21,7 +21,7 @@ from waiting import wait_for
 from holdfast.trainer.checkpoint import format as files
 from holdfast.trainer.config import load
 from holdfast.trainer.group import Group
-from holdfast.trainer.loop import Generation, _in_short, _reason
+from holdfast.trainer.loop import TORCHS_OWN, Generation, _in_short, _reason
 
 STEPS = 12
 # Two ranks that get no further than step 4 before they are told to stop or to park.
@@ -333,6 +333,18 @@ def test_what_torchs_own_call_raised_is_one_line_and_anybodys_words_are_shown_wh
     if not wrapped:
         assert said.startswith("holdfast: a peer was lost, continuing in the next generation: ")
         assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(("torchs", "shown"), [
+    ("Unable to cast [/__w/pytorch/gloo/transport/tcp/pair.cc:537] Read error [10.0.0.1]:55496: "
+     "Connection reset by peer. This is typically caused by a remote worker hanging. GLHF! to "
+     "Tensor", "Read error [10.0.0.1]:55496: Connection reset by peer."),
+    ("[/src/gloo/pair.cc:9] Connection closed by peer [10.0.0.2]:3",
+     "Connection closed by peer [10.0.0.2]:3"),
+    ("Expected a Tensor", "Expected a Tensor"),
+])
+def test_of_torchs_words_for_a_lost_peer_those_about_the_peer_are_shown(torchs, shown):
+    assert TORCHS_OWN.sub("", torchs) == shown
 
 
 def test_what_is_shown_of_a_lost_peer_is_bounded():
