@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import ctypes
 import gc
 import os
 import sys
@@ -24,6 +26,7 @@ from .store import own_etcd
 from .store.base import InUse, StoreError
 from .system.arguments import Parser
 
+M_ARENA_MAX = -8  # of glibc's <malloc.h>
 GC_THRESHOLDS = 10_000, 10, 20  # one reading of the cores makes 1,500 tuples, and none is garbage
 DESCRIPTION = "Watch this node and the runs on it; a run without one starts a private agent."
 EPILOG = f"""example:
@@ -77,8 +80,17 @@ def _make_node(*arguments: object) -> Node:
     return CoreNode(*arguments)  # type: ignore[arg-type]
 
 
+def share_one_arena() -> None:
+    """Has all threads of this process allocate in one place.  They wait for the interpreter and not
+    for each other; an arena each is a megabyte and more of the agent's memory.  By a call, since
+    the children, which compute, would inherit the variable."""
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
+
+
 def main(arguments: Sequence[str]) -> int:
     options = options_of(arguments)
+    share_one_arena()
     gc.set_threshold(*GC_THRESHOLDS)
     if options.private:
         os.umask(0o077)  # what it keeps of a run is its user's alone
