@@ -61,7 +61,8 @@ CAUSES_SHOWN, FRAMES_SHOWN, SAID_SHOWN = 4, 16, 2000  # of a lost peer's error; 
 LINE_SHOWN = 300
 # Of torch's words for a lost connection: where in its sources, its advice, and what a future says
 # of the value that it has not.
-TORCHS_OWN = re.compile(r"^Unable to cast |\[/\S+:\d+\] | This is typically caused by .*| to Tensor$")
+TORCHS_OWN = re.compile(
+    r"^Unable to cast |\[/\S+:\d+\] | This is typically caused by .*| to Tensor$")
 STEP_TIMES = 64  # the latest, for the snapshots' cadence
 ENDS = (ConfigError, FloatingPointError)  # settings, and what every rank raises alike
 
