@@ -82,8 +82,8 @@ def _make_node(*arguments: object) -> Node:
 
 def share_one_arena() -> None:
     """Has all threads of this process allocate in one place.  They wait for the interpreter and not
-    for each other; an arena each is a megabyte and more of the agent's memory.  By a call, since
-    the children, which compute, would inherit the variable."""
+    for each other; an arena each was about a megabyte of the agent's memory in all.  By a call,
+    since the children, which compute, would inherit the variable."""
     with contextlib.suppress(OSError, AttributeError):  # another C library
         ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
 

@@ -186,8 +186,12 @@ def measure(
                         for key, value in found.items()})
             row["ok"] = True
             if not found["came_back"]:
-                row["log"] = run.said()[-4000:].replace(str(run.nodes.home), "$NODES").replace(
-                    str(ROOT), ".")
+                # The environment first: it may lie below the checkout, or below another one.
+                said = run.said()[-4000:]
+                for path, word in ((run.nodes.home, "$NODES"), (sys.prefix, "$PYTHON"),
+                                   (sys.base_prefix, "$PYTHON"), (ROOT, ".")):
+                    said = said.replace(str(path), word)
+                row["log"] = said
     except Failed as error:
         row["why"] = str(error)[-2000:]
     return row
