@@ -123,7 +123,8 @@ class OptimizerOptions(Options):
 class CheckpointOptions(Options):
     """What is written to disk, in the background."""
 
-    dir: str = setting("", "where; empty: `checkpoints` in `work_dir`")
+    dir: str = setting(
+        "", "where, a folder for this run alone; empty: `checkpoints` in `work_dir`")
     every: int = setting(
         50, "steps between two; 0 = never",
         Limit(f"0 (never) or more, at most {MOST}", FROM_0.holds))

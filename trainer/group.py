@@ -271,6 +271,11 @@ class Group:
             return True
         return False
 
+    def aside(self) -> Any:
+        """The generation's store through a connection of its own, for another thread: whoever waits
+        in a client holds up all who ask it.  Raises RuntimeError."""
+        return self.store.clone()
+
     def asked(self) -> int:
         """A number for keys in the store: the same on all ranks, which ask equally often."""
         self._asked += 1

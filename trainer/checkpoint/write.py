@@ -24,7 +24,8 @@ from . import format as files
 from .read_back import ReadBack
 
 POLL_S = 0.02  # how often rank 0 looks for the others' shards
-AFTER_LOSS_S = 1.0  # and for how long once a peer is gone
+ASK_S = 0.5  # and asks the store whether one could not even leave a mark beside them
+AFTER_LOSS_S = 1.0  # how long it looks once a peer is gone
 
 
 class Job(NamedTuple):
@@ -37,6 +38,7 @@ class Job(NamedTuple):
     data: memoryview
     model: dict[str, Any]
     over: threading.Event  # set when the generation is: shards of lost ranks will not come
+    aside: Callable[[], Any]  # the generation's store, for this thread
 
 
 class Checkpoints:
@@ -69,7 +71,7 @@ class Checkpoints:
     def hold(self, group: Group, state: State) -> None:
         """What is saved from now on."""
         number, of = group.copies.index(group.rank), len(group.copies)
-        self._state = state
+        self._state, self._aside = state, group.aside
         self._entries, self._begin, self._end = state.share(number, of)
 
     def generation_over(self) -> None:
@@ -101,7 +103,7 @@ class Checkpoints:
         self._idle.clear()
         self._jobs.put(
             Job(place.generation, step, place.rank, place.world, place.run, self._entries, copy,
-                self._state.describe(), self._over)
+                self._state.describe(), self._over, self._aside)
         )
         self.stalls_s.append(time.monotonic() - begin)
 
@@ -164,8 +166,8 @@ class Checkpoints:
         )
         if job.rank != 0:
             return True
-        if missing := self._wait_for_shards(directory, job):
-            failed = files.given_up(directory, job.world)
+        missing, failed = self._wait_for_shards(directory, job)
+        if missing:
             if failed:  # each has said why
                 ranks = ", ".join(str(rank) for rank in failed)
                 files.take_back_shards(directory, failed, job.world)  # it may be tried again
@@ -195,17 +197,24 @@ class Checkpoints:
         self._clean(job)
         return True
 
-    def _wait_for_shards(self, directory: Path, job: Job) -> list[str]:
-        deadline = time.monotonic() + self.options.wait_s
-        shortened = False
+    def _wait_for_shards(self, directory: Path, job: Job) -> tuple[list[str], list[int]]:
+        """Shards that did not come, and the ranks that said that theirs would not."""
+        begin = time.monotonic()
+        deadline, shortened, ask_s, board = begin + self.options.wait_s, False, begin + ASK_S, None
         while missing := files.missing_shards(directory, job.world):
+            now = time.monotonic()
             if job.over.is_set() and not shortened:
-                deadline, shortened = min(deadline, time.monotonic() + AFTER_LOSS_S), True
-            left = deadline - time.monotonic()
-            if left <= 0 or files.given_up(directory, job.world):
-                return missing
-            threading.Event().wait(min(POLL_S, left))
-        return []
+                deadline, shortened = min(deadline, now + AFTER_LOSS_S), True
+            failed = files.given_up(directory, job.world)
+            if not failed and now >= ask_s:
+                ask_s = now + ASK_S
+                with contextlib.suppress(RuntimeError):  # a store that is gone ends the generation
+                    board = board or job.aside()
+                    failed = _given_up_aside(board, job.step)
+            if failed or now >= deadline:
+                return missing, failed
+            threading.Event().wait(min(POLL_S, deadline - now))
+        return [], []
 
     def _failed(self, job: Job, directory: Path, error: Exception) -> None:
         # What was written of it is of no use, and may be what fills the disk.  Below a marker it
@@ -214,9 +223,11 @@ class Checkpoints:
             for end in (".bin", ".json"):
                 with contextlib.suppress(OSError):
                     (directory / (files.shard_name(job.rank, job.world) + end)).unlink()
-            with contextlib.suppress(OSError):
-                directory.rmdir() if job.rank == 0 else files.give_up_shard(
-                    directory, job.rank, job.world)
+            if job.rank == 0:
+                with contextlib.suppress(OSError):
+                    directory.rmdir()
+            else:
+                _give_up(job, directory)
         self.elastic.report(
             "checkpoint_failed",
             f"checkpoint of step {job.step} in {self.root}: {files.words(error)}; "
@@ -239,3 +250,28 @@ class Checkpoints:
         if not self.elastic.active():
             for found in files.surplus(self.root, self.options.keep):
                 files.delete(Path(found.path))
+
+
+def _give_up(job: Job, directory: Path) -> None:
+    """Says to rank 0 that this shard will not come: beside the shards, and in the store where the
+    folder takes no mark (read-only, not reached, no right to it)."""
+    try:
+        files.give_up_shard(directory, job.rank, job.world)
+    except OSError:
+        with contextlib.suppress(RuntimeError):
+            job.aside().append(_key(job.step), f"{job.rank} ")
+
+
+def _given_up_aside(board: Any, step: int) -> list[int]:
+    """Ranks that gave up so, each told once: the same step may be tried again.  Raises
+    RuntimeError."""
+    key = _key(step)
+    if not board.check([key]):
+        return []
+    ranks = sorted({int(rank) for rank in board.get(key).split()})
+    board.delete_key(key)
+    return ranks
+
+
+def _key(step: int) -> str:
+    return f"shards given up/{step}"

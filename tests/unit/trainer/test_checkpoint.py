@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 import waiting
 
 from holdfast.trainer.checkpoint import format as files
@@ -165,8 +166,10 @@ def test_full_disk(tmp_path, small_disk):
     assert not list(small_disk.rglob("*.bin"))  # the room is given back
 
 
-def test_a_shard_whose_writer_failed_is_not_waited_for(tmp_path, monkeypatch):
-    """It is said at once by both, nothing is called durable, and the next try is a new one."""
+@pytest.mark.parametrize("marks", [True, False])
+def test_a_shard_whose_writer_failed_is_not_waited_for(tmp_path, monkeypatch, marks):
+    """It is said at once by both, nothing is called durable, and the next try is a new one; also
+    where the folder takes not even the mark that says so."""
     write, full = files.write_shard, [True]
 
     def no_room(directory, rank, *rest):
@@ -175,13 +178,20 @@ def test_a_shard_whose_writer_failed_is_not_waited_for(tmp_path, monkeypatch):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         write(directory, rank, *rest)
 
+    def no_mark(*_):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
     monkeypatch.setattr(files, "write_shard", no_room)
+    if not marks:
+        monkeypatch.setattr(files, "give_up_shard", no_mark)
+    server = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    store = dist.PrefixStore("holdfast/1", server)  # as the group has it
     options = load(None, ["checkpoint.wait_s=3600", f"work_dir={tmp_path}"]).checkpoint
     ranks = []
     for rank in range(2):
         one = Checkpoints(options, tmp_path, Said(), dict)
         one.join(SimpleNamespace(generation=1, rank=rank, world=2, run="x"),
-                 SimpleNamespace(rank=rank, world=2, copies=(0, 1)), State())
+                 SimpleNamespace(rank=rank, world=2, copies=(0, 1), aside=store.clone), State())
         ranks.append(one)
     for step, durable in ((4, False), (4, True), (8, True)):
         full[0] = not durable
@@ -204,7 +214,7 @@ def alone(tmp_path):
     options = load(None, ["checkpoint.wait_s=5", f"work_dir={tmp_path}"]).checkpoint
     one = Checkpoints(options, tmp_path, Said(), dict)
     one.join(SimpleNamespace(generation=1, rank=0, world=1, run="x"),
-             SimpleNamespace(rank=0, world=1, copies=(0,)), State())
+             SimpleNamespace(rank=0, world=1, copies=(0,), aside=dist.HashStore), State())
     return one
 
 
