@@ -159,3 +159,50 @@ def test_a_shell_without_conda_is_told_and_nobody_is_blamed() -> None:
     found = diagnose("CommandNotFoundError: Your shell has not been properly configured to use "
                      "'conda activate'.\n")
     assert found.root is None and found.hint.startswith("a shell that conda")
+
+
+def test_what_a_configurations_error_says_of_ignored_settings_takes_it_not_back() -> None:
+    said = "ValueError: with a `plan_file` these variables will be ignored: ['stage'].\n"
+    assert culprit(said) == "user"
+    assert culprit("ValueError: sample 7 cannot be read, it will be ignored\n") == ""
+
+
+def test_an_exception_as_python_shows_it_is_one() -> None:
+    said = "Error in call to target 'lib.Trainer':\nRuntimeError('no such option')\n"
+    assert culprit(said) == "user"
+    assert forms.raised_name("RuntimeError(f'no') is raised") == ""
+
+
+def test_advice_behind_an_error_leaves_it_told_and_blames_nobody() -> None:
+    found = diagnose("A fatal error occurred in the engine. If you do not know why, set LOUD=1\n")
+    assert found.root is None and "no rule knows" in found.hint
+
+
+def test_a_class_that_is_cut_is_known_where_only_one_begins_so() -> None:
+    cut = 'Traceback (most recent call last):\n  File "a.py", line 7, in f\n    raise lib.{}\n'
+    assert culprit(cut.format("CalledProc")) == ""  # what ran said why
+    assert culprit(cut.format("Cal")) == "user"
+
+
+def test_an_example_of_pytorchs_counts_samples_behind_its_epoch() -> None:
+    lost = "THCudaCheck FAIL file=a.cpp line=7 error=38 : no CUDA-capable device is detected\n"
+    step = "Train Epoch: 1 [{}/9000 (1%)]\tLoss: 2.1\n"
+    assert culprit(lost + step.format(0)) == "infra"
+    assert culprit(lost + "".join(step.format(64 * n) for n in range(3))) == ""
+
+
+@pytest.mark.parametrize(("text", "who"), [
+    ("terminate called after throwing an instance of 'std::system_error'\n"
+     "  what():  Transport endpoint is not connected\n"
+     "  what():  CUDA error: uncorrectable NVLink error detected during the execution\n", "infra"),
+    ("OSError: [Errno 107] Transport endpoint is not connected: '/mnt/s3/a'\n", "storage"),
+    ("E executor.cc:9] BaseCollectiveExecutor::StartAbort DEADLINE_EXCEEDED: Deadline\n", ""),
+    ("E executor.cc:9] BaseCollectiveExecutor::StartAbort INVALID_ARGUMENT: shapes\n", "user"),
+    ("AssertionError: input must lie in [0, 1], but got nan\n", "data"),
+    ("ncclSystemError: System call (e.g. socket, malloc) or external library call failed\n", "unknown"),
+    ("E0901 01:02:03.4 7 notify.cc:9] Rpc failed:Out of range:No more nodes exist.\n", ""),
+    ("step 8 | [loss] nan |\nstep 9 | [loss] nan |\n", "data"),
+    ("run.sh: line 3: export: `=x': not a valid identifier\n", "user"),
+])
+def test_what_the_eighth_set_showed(text: str, who: str) -> None:
+    assert culprit(text) == who

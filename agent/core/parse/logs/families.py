@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 from .subjects import NONE, Subjects
@@ -77,6 +77,10 @@ class Families:
                 self._known.clear()
             self._known[text, ends] = self._look(text, ends)
         return self._known[text, ends]
+
+    @property
+    def classes(self) -> Collection[str]:
+        return self._classes.keys()
 
     def by_class(self, name: str) -> Family | None:
         return self._classes.get(name)

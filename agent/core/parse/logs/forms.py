@@ -69,6 +69,8 @@ _PREFIXED = re.compile(
     r"(?P<rest>(?:[A-Za-z_]\w{0,60}\.){0,8}[A-Z]\w{0,60}(?:Error|Exception|Interrupt|Exit|Expired)"
     r"(?::(?: .{0,20}|$)|$))"
 )
+# `RuntimeError('no such option')`: an exception as Python itself shows it, with a line of its own.
+_SHOWN = re.compile(r"(?P<name>[A-Z]\w{1,60}(?:Error|Exception))\(['\"]")
 _PREFIXED_ENDINGS = ("Error", "Exception", "Interrupt", "Exit", "Expired")
 _NAMED = re.compile(
     r"\b(?!LNetError|LustreError)(?P<name>[A-Z]\w{1,60}(?:Error|Exception))(?:: |\()"
@@ -123,6 +125,11 @@ _GIVES_UP = re.compile(
     r"retry count\b.{0,60} exceeded|retries exceeded|"
     r"exceeded error retry|after \d+ (?:retries|attempts|tries)|giving up|gave up|no more retries"
 )
+# What a configuration's error says of its settings, and of no work.
+_OF_SETTINGS = re.compile(
+    r"(?i)\b(?:variables?|arguments?|options?|settings?|parameters?|flags?|keys?|values?)\b"
+    r".{0,40}\bwill be ignored"
+)
 _ATTEMPT = re.compile(
     r"(?i)\b(?:attempt|try|retry|retries)\b\W{0,3}"
     r"(?P<at>\d{1,6}) ?(?:/|of|out of) ?(?P<most>\d{1,6})"
@@ -155,7 +162,7 @@ def form(text: str) -> Form:
     level = level_of(text)
     name = raised_name(text)
     ends = level >= PLAIN and (name != "" or _ENDS.search(text) is not None)
-    goes_on = says_it_goes_on(text, mildly=not ends)
+    goes_on = says_it_goes_on(_OF_SETTINGS.sub("", text) if name else text, mildly=not ends)
     supposed = advises(text) or level == PLAIN and not ends and _is_supposed(text)
     return Form(level, name, ends, goes_on, supposed)
 
@@ -222,6 +229,8 @@ def raised_name(text: str) -> str:
     behind the prefix of a tool that nobody here knows: `trainer_1  | ValueError: `."""
     if found := _WRAPPED.match(text):
         return found["inner"] if exception(f"{found['inner']}: ", False) else ""
+    if found := _SHOWN.match(text):
+        return found["name"]
     if _PLAIN_WORD.match(text):
         return ""
     if name := exception(text, False):

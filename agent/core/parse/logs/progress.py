@@ -24,6 +24,7 @@ _STEP = re.compile(
     rb"(?i)(?:(?<![a-z_])|(?<=[\d\[]m)|(?<=global_)|(?<=train_)|(?<=training_)|(?<=current_))"
     rb"(?<!nan )(?<!skipped )"  # how many of them there were
     rb"(?:step|iter(?:ation)?|epoch|num_updates?)s?['\" :=\[#/]{1,16}(\d[\d.]{0,12})"
+    rb"(?: \[(\d{1,12})/\d)?"  # `Train Epoch: 1 [640/60000 (1%)]`
     rb"|\]\[ {0,8}(\d{1,12})/"
     rb"|%\|[^|\r\n]{0,400}\| {0,8}(\d{1,12})/\d"
 )

@@ -40,6 +40,7 @@ KEPT_MAX = 4  # of one family
 ALIKE_MAX = 8  # of the lines that differ in numbers alone, the first ones and as many last ones
 BELOW = 3  # lines in which an error's message goes on, or is said to be handled
 VALUES_MAX = 32  # of one line
+NAME_LEAST = 5  # characters of a class's name, by which a cut one is known
 LAST_LINES = 40  # among which a traceback that is cut off ends
 _FRAME = re.compile(r"^\s*(?:File \"|\^|~|\[\d{1,4}\] |Original Traceback)|^\s{4,}\S")
 _FRAME_BEGINS = ("File \"", "Traceback ", "-> ")
@@ -227,7 +228,8 @@ class Reader:
         if said.level == LOUD or said.level == PLAIN and _SOUNDS_BAD.search(text):
             if _COUNTED.search(text):
                 return None
-            return self._about(text) if said.level == LOUD or _FAILS.search(text) else UNKNOWN
+            placed = not said.supposed and (said.level == LOUD or _FAILS.search(text))
+            return self._about(text) if placed else UNKNOWN
         return WARNED if said.level == WARN and _SOUNDS_BAD.search(text) else None
 
     def _about(self, text: str) -> Family:
@@ -299,12 +301,19 @@ class Reader:
         if not framed:
             return []
         start = at if at >= 0 else starts[-1]
+        name = self._whole(name)
         listed = self.roles.get(name) or self.families.by_class(name)
         sounds = name and (listed or exception(f"{name}: ", True))
         row = self._of_class(name) if sounds else CUT
         read = clean(line_at(data, start))
         match = self._match(row, read, Form(PLAIN, name, True, False))
         return [match._replace(offset=base + start, number=line + data.count(b"\n", 0, start))]
+
+
+    def _whole(self, name: str) -> str:
+        """The class of which a cut line shows the begin, where only one that is known has it."""
+        known = {one for one in (*self.roles, *self.families.classes) if one.startswith(name)}
+        return known.pop() if len(name) >= NAME_LEAST and len(known) == 1 else name
 
 
 def outlived(match: Match, data: bytes, base: int) -> Match:
