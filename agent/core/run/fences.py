@@ -15,7 +15,6 @@ from . import members
 from .layout import Member
 from .state import Context
 
-FENCE_LEASES = 1.2  # a permit's one, and a margin: for clocks, and until a killed process is gone
 NAMED_MAX = 4  # nodes that a reason names
 
 
@@ -76,7 +75,7 @@ class Fences:
         it gives ranks ends the old ones itself, and no world forms before."""
         if plan is None or plan.finished >= 0 or ctx.view.grade == TRAINER:
             return ""
-        fence_s = FENCE_LEASES * ctx.settings.lease_s
+        fence_s = members.FENCE_LEASES * ctx.settings.lease_s
         self._leaving = self._carrying(ctx, plan) - {node for _, node in made.ranks}
         held = []
         for one in nodes:

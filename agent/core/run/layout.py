@@ -26,7 +26,7 @@ class Member(Value, frozen=True):
 
     node: str
     fresh: bool  # heard of lately; not fresh and not lost = unknown
-    lost: bool = False  # not heard of for longer than the lease and its margin
+    lost: bool = False  # silent beyond the lease and its margin, or known to be gone
     fatal: str = ""  # name of a fatal fault there
     excluded: bool = False
     draining: bool = False  # excluded as soon as its ranks have somewhere to go

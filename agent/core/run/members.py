@@ -34,6 +34,7 @@ from .plan import Member
 
 Body = TypeVar("Body")
 STALE_LEASES = 0.6  # three beats, one each fifth of a lease, are missing
+FENCE_LEASES = 1.2  # a permit's one, and a margin: for clocks, and until a killed process is gone
 LOST_LEASES = 1.5  # the lease and its margin: an old leader and old permits have run out
 ASKING = "its checks are not through yet"  # of a node's gate: no refusal, who leads waits for it
 
@@ -109,7 +110,8 @@ def members(
             Member(
                 node=node,
                 fresh=view.connected if mine else bool(beat and is_fresh(beat, now, settings)),
-                lost=not mine and (is_lost(last_s, now, settings) or _is_dead(beat, view)),
+                lost=not mine and (
+                    is_lost(last_s, now, settings) or _is_dead(beat, view, now, settings)),
                 fatal=beat.fatal if beat else "",
                 excluded=doc.excluded and not doc.draining,
                 draining=doc.draining,
@@ -139,10 +141,12 @@ def asked_to_end(
                  if asked.get(node)), "")
 
 
-def _is_dead(beat: Beat | None, view: RunView) -> bool:
-    """Known to be lost before its lease ends.  That is soon enough for a trainer alone, whose old
-    commits are void; a script's old ranks may save until their permits have run out."""
-    return beat is not None and beat.lost and view.grade == TRAINER
+def _is_dead(beat: Beat | None, view: RunView, now: Now, settings: Settings) -> bool:
+    """Known to be lost before its silence alone would say so.  A trainer's old commits are void; a
+    script's old ranks may save until their permits have run out, and are waited for so long."""
+    if beat is None or not beat.lost:
+        return False
+    return view.grade == TRAINER or now.boot_s - beat.boot_s > FENCE_LEASES * settings.lease_s
 
 
 def is_anothers(uid: int, own: int) -> bool:

@@ -96,7 +96,10 @@ class Members(RunDetector):
         if member.excluded or member.draining:
             return OPERATOR_REQUEST, "drained" if member.draining else "excluded from runs"
         if member.lost:
-            return "node_lost", "not heard of for longer than the lease and its margin"
+            beat = heard.get(member.node)
+            return "node_lost", (
+                "other nodes reach neither its agent nor its kernel" if beat and beat.lost
+                else "not heard of for longer than the lease and its margin")
         if member.node == view.run.node:
             absent = view.run.generation < plan.generation <= view.state.launcher.top
         else:
