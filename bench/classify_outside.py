@@ -8,8 +8,12 @@ fourth set is split by its threads' hashes: opened where the SHA-256 of the sour
 fifth no rule was written; one was taken back for what it did there.  Rules were written against
 sixth_dev; sixth stayed closed and was scored once.  The seventh set, in texts written anew with the
 programs' own messages, was scored whole first; then rules were written against seventh_dev, and
-seventh was scored once more.  A case is a line of JSON: id,
-source, project, text, culprit, role (root, cascade, harmless), retryable, family.
+seventh was scored once more.  The eighth, of training jobs' logs alone and written anew as well,
+was scored whole first; rules were written against eighth_dev, and eighth was scored once more.
+Half of its labels were given twice, by readers who did not know each other's: what they did not
+agree on was decided by a third.  A case is a line of JSON: id, source, project, text, culprit,
+role (root, cascade, harmless), retryable, family, and `disputed`, where who labelled it would not
+bet on it.
 """
 
 from __future__ import annotations
@@ -26,7 +30,8 @@ from holdfast.agent.logs import files
 
 WANTED, WANTED_USEFUL = 0.85, 0.95
 NOTHING = "nothing known"
-INDEXED = ("id", "source", "project", "culprit", "role", "retryable", "family", "half")
+INDEXED = (
+    "id", "source", "project", "culprit", "role", "retryable", "family", "half", "disputed")
 
 
 def read(path: Path) -> list[tuple[str, list[dict[str, Any]]]]:
@@ -49,6 +54,7 @@ def judge(case: dict[str, Any]) -> dict[str, Any]:
         "id": case["id"], "role": case["role"], "expected": case["culprit"], "got": got,
         "rule": found.root.signature if found.root else "", "useful": useful,
         "right": right(case["role"], case["culprit"], got, useful),
+        "disputed": case.get("disputed"),  # None: nobody was asked
     }
 
 
@@ -64,6 +70,7 @@ def right(role: str, expected: str, got: str, useful: bool) -> bool:
 def score(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
     rows = list(rows)
     failures = [one for one in rows if one["role"] != "harmless"]
+    beyond_dispute = [one for one in failures if one["disputed"] is False]
     by_culprit: dict[str, list[int]] = {}
     for one in failures:
         of = by_culprit.setdefault(f"{one['role']} {one['expected']}", [0, 0])
@@ -73,6 +80,7 @@ def score(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
         "cases": len(rows), "failures": len(failures),
         "right": sum(one["right"] for one in failures),
         "useful": sum(one["useful"] for one in failures),
+        "beyond_dispute": [sum(one["right"] for one in beyond_dispute), len(beyond_dispute)],
         "harmless": len(rows) - len(failures),
         "harmless_blamed": sum(one["role"] == "harmless" and not one["right"] for one in rows),
         "cascades_blamed": sum(
@@ -105,6 +113,8 @@ def show(name: str, found: dict[str, Any], rows: list[dict[str, Any]]) -> list[s
     return [
         f"{name}",
         f"  culprit right     {share(found['right'])}",
+        *([f"  beyond dispute    {found['beyond_dispute'][0]} of {found['beyond_dispute'][1]}"]
+          if found["beyond_dispute"][1] else []),
         f"  says something    {share(found['useful'])}",
         f"  harmless blamed   {found['harmless_blamed']} of {found['harmless']}",
         f"  cascades as root  {found['cascades_blamed']}",

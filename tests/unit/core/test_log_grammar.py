@@ -206,3 +206,37 @@ def test_an_example_of_pytorchs_counts_samples_behind_its_epoch() -> None:
 ])
 def test_what_the_eighth_set_showed(text: str, who: str) -> None:
     assert culprit(text) == who
+
+
+def test_a_traceback_without_its_end_is_a_guess_by_its_last_file() -> None:
+    cut = 'Traceback (most recent call last):\n  File "{}", line 7, in f\n    return g(\n'
+    found = diagnose(cut.format("/job/train.py"))
+    assert found.root is not None and found.root.culprit == "user" and found.root.faint
+    assert culprit(cut.format("/lib/python3.11/urllib/request.py")) == "network"
+    assert culprit(cut.format("/lib/torch/distributed/c10d.py")) == ""
+    lost = "RuntimeError: DataLoader worker (pid 7) exited unexpectedly with exit code 1.\n"
+    assert culprit(lost + cut.format("/job/train.py")) == ""
+
+
+@pytest.mark.parametrize(("text", "who"), [
+    ("INFO:tensorflow:Error reported to Coordinator: /a/checkpoint; Input/output error\n"
+     "INFO:tensorflow:training step 8\n", "storage"),
+    ("x - WARNING - WARNING: command error: 'no such file or directory: /a/b'!\n", "user"),
+    ("Exception: The dataset is empty. All elements have been skipped.\n", "data"),
+    ("errors_impl.InternalError: Graph execution error:\n\n1 root error(s) found.\n"
+     "  (0) INTERNAL: NCCL operation ncclInit(a, b) failed: invalid usage; at x\n"
+     "0 derived errors ignored.\n", "user"),
+    ("errors_impl.ResourceExhaustedError: disk quota exceeded [Op:SaveV2]\n", "storage"),
+    ("E local_client.cc:9] Execution of replica 0 failed: Resource exhausted: Out of memory "
+     "while trying to allocate 81 bytes.\n", "user"),
+    ("Gradient overflow.  Skipping step, loss scaler 0 reducing loss scale to 8.1e-320\n", "data"),
+    ("n1:7:8 [0] net_ib.cc:93 NCCL WARN NET/IB : Got async event : client reregistration\n", ""),
+    ("n1:7:8 [0] net_ib.cc:93 NCCL WARN NET/IB : Got async event : port error\n", "network"),
+    ("RuntimeError: CUDA error: initialization error\n", "user"),
+    ("ray.exceptions.RayTaskError(RuntimeError): ray::Actor.fit() (pid=7)\n", ""),
+    ("Unable to plot network architecture:\n", ""),
+    ("terminate called without an active exception\n", "user"),
+    ("MXNetError: blob.h:7: Check failed: a.Size() == shape.Size() (129 vs. 128) TBlob\n", "user"),
+])
+def test_what_more_of_such_logs_showed(text: str, who: str) -> None:
+    assert culprit(text) == who

@@ -85,11 +85,11 @@ class Families:
     def by_class(self, name: str) -> Family | None:
         return self._classes.get(name)
 
-    def by_frame(self, path: str, name: str) -> Family | None:
-        """By the library in whose file an exception of that class was raised."""
+    def by_frame(self, path: str, name: str = "") -> Family | None:
+        """By the library in whose file an exception of that class was raised, or of any class."""
         path = _RELEASE.sub("/python3/", path.replace("\\", "/"))
-        return next((row for piece, row in self._frames if piece in path and name in row.raises),
-                    None)
+        return next((row for piece, row in self._frames
+                     if piece in path and (not name or name in row.raises)), None)
 
     def pattern(self, row: Family) -> re.Pattern[str]:
         return self.compiled(row.pattern)

@@ -55,6 +55,11 @@ _CALM = re.compile(
     r"|^(?:# (?!Out of)|// |[-*] fix|(?:logger|logging|log)\.\w+\(|print\(|except \w"
     r"|assert .{1,80}, [\"'])"
 )
+# Last words at a level that says nothing: of TensorFlow's coordinator, of OpenMMLab's commands.
+_LAST_WORD = re.compile(
+    r"INFO:tensorflow:Error (?:reported to Coordinator|recorded from \w{1,40}): "
+    r"|\bWARNING: command error: "
+)
 # An event of Kubernetes that a test or an operator quotes is as loud as it was.
 _EVENT = re.compile(r"\{[a-z][\w-]{1,40}(?: \S{1,60})?\} (?:Failed\w{0,30}|Evicted|Preempted): ")
 # `E   ` of pytest, `> ` and `- ` of quotations, Ray's daemons, and the class of what a task raised.
@@ -112,7 +117,7 @@ GOES_ON = re.compile(
 )
 # Weaker words of that kind: a line that ends a process may well have them.
 _MILD = re.compile(
-    r"(?i)\btrying (?:with )?(?:[^\W_]{1,20}[ =_-]){0,3}\d|"
+    r"(?i)\btrying (?!to alloc)(?:with )?(?:[^\W_]{1,20}[ =_-]){0,3}\d|"
     r"[;,] using (?!.{0,40}(?:memory|[GM]i?B\b))\S|"
     r"\b(?!failing|crashing|hanging)[a-z]{3,12}ing (?:it |them )?again\b|"
     r"\bre-?(?:download|fetch|pull|read|build|creat|generat|comput)ing\b|"
@@ -125,11 +130,13 @@ _GIVES_UP = re.compile(
     r"retry count\b.{0,60} exceeded|retries exceeded|"
     r"exceeded error retry|after \d+ (?:retries|attempts|tries)|giving up|gave up|no more retries"
 )
-# What a configuration's error says of its settings, and of no work.
+# What an exception says of its settings and of what it was given, and of no work.
 _OF_SETTINGS = re.compile(
     r"(?i)\b(?:variables?|arguments?|options?|settings?|parameters?|flags?|keys?|values?)\b"
-    r".{0,40}\bwill be ignored"
+    r".{0,40}\bwill be ignored|\b(?:have|has|had|is|are|was|were) (?:been )?(?:ignored|skipped)\b"
 )
+# TensorFlow's own count below an error.
+_NONE_IGNORED = re.compile(r"(?i)\b0 (?:\w{1,20} )?errors ignored")
 _ATTEMPT = re.compile(
     r"(?i)\b(?:attempt|try|retry|retries)\b\W{0,3}"
     r"(?P<at>\d{1,6}) ?(?:/|of|out of) ?(?P<most>\d{1,6})"
@@ -142,7 +149,8 @@ _SUPPOSED = re.compile(
     r"(?i)\b(?:may be|might be|will not|would not|if (?:an?|the|any|you)|at any time|in case of"
     r"|(?:can|could|may|might) (?:cause|lead|result)|to (?:avoid|prevent)|when you|should you)\b"
     r"|^\W{0,5}(?:check|remov|clean|delet|load|sav|sett|us|start|detect|test|validat|wait)ing\b"
-    r"|(?<![\w.:])(?:no|0|zero) (?:corrupt|truncated|missing|invalid|bad|failed|stale)\b"
+    r"|(?<![\w.:])(?<!replica )(?<!rank )(?<!worker )(?<!node )(?<!device )"
+    r"(?:no|0|zero) (?:corrupt|truncated|missing|invalid|bad|failed|stale)\b"
 )
 
 
@@ -161,7 +169,8 @@ def form(text: str) -> Form:
     text = bare(text)
     level = level_of(text)
     name = raised_name(text)
-    ends = level >= PLAIN and (name != "" or _ENDS.search(text) is not None)
+    ends = level >= PLAIN and (
+        name != "" or _ENDS.search(text) is not None or _LAST_WORD.search(text) is not None)
     goes_on = says_it_goes_on(_OF_SETTINGS.sub("", text) if name else text, mildly=not ends)
     supposed = advises(text) or level == PLAIN and not ends and _is_supposed(text)
     return Form(level, name, ends, goes_on, supposed)
@@ -169,7 +178,7 @@ def form(text: str) -> Form:
 
 def says_it_goes_on(text: str, mildly: bool = False) -> bool:
     """Whether a line says that the work goes on, or counts an attempt that is not the last one."""
-    if _GIVES_UP.search(text) is not None:
+    if _GIVES_UP.search(text) is not None or _NONE_IGNORED.search(text) is not None:
         return False
     if GOES_ON.search(text) is not None or mildly and _MILD.search(text) is not None:
         return True
@@ -208,6 +217,8 @@ def level_of(text: str) -> int:
     head = text[:HEAD]
     if _EVENT.search(head):
         return PLAIN
+    if _LAST_WORD.search(head):
+        return LOUD
     if _CALM.search(head):
         return INFO
     if found := _LETTER.match(head):

@@ -96,9 +96,11 @@ def find_root(ordered: Sequence[Match]) -> Match | None:
 
 
 def _placed(ordered: Sequence[Match]) -> Match | None:
-    if any(one.role == CASCADE and one.category not in ENDS_ALONE for one in ordered):
+    followed = [one for one in ordered if one.role == CASCADE]
+    if any(one.category not in ENDS_ALONE for one in followed):
         return None
-    return _earliest([match for match in ordered if match.role == ROOT and match.faint])
+    return _earliest([match for match in ordered if match.role == ROOT and match.faint
+                      and not (followed and match.generic)])
 
 
 def _said_before(found: Match, roots: Sequence[Match]) -> Match | None:

@@ -62,7 +62,8 @@ _SOUNDS_BAD = re.compile(
     r"not allowed|disk ?pressure|reclaim|overflow|timeout|stuck|degraded|unmounted|on hold|held|"
     r"suspend(?:ed|ing)|offline|missing separator|limits? (?:was |has been |is )?reached|"
     r"undefined reference|revoked|unresponsive|unrecoverable|unknown authority|"
-    r"bad (?:magic|interpreter|request)|closed by|disconnected)(?![a-z])|^\w{2,60}NotFound: "
+    r"bad (?:magic|interpreter|request)|size mismatch|closed by|disconnected)(?![a-z])"
+    r"|^\w{2,60}NotFound: "
 )
 _FAILS = re.compile(  # said as what ended something
     r"(?i)\b(?:failed (?:to|with|on|at)|failed[:!.,;]|failed$|exceeded|unable to|cannot|can.?t|"
@@ -75,6 +76,12 @@ _FAILS = re.compile(  # said as what ended something
     r"unrecoverable|does(?:n.t| not) (?:respond|answer)|rejected|was lost|"
     r"(?:is|was|has been) (?:evicted|denied|refused|corrupt(?:ed)?|killed|expired))(?![a-z])"
     r"|: failed\b|^\W{0,3}error \w|evicted(?:[:;]| by\b)"
+)
+# Files in which Python waits for others, or raises again what they raised.
+_WAITS = re.compile(
+    r"/torch/(?:distributed|utils/data|multiprocessing|_utils)\b|/(?:multiprocessing|concurrent|"
+    r"ray|asyncio|batchgenerators|deepspeed/launcher|accelerate/commands)/"
+    r"|/(?:threading|selectors|subprocess|queue|runpy)\.py"
 )
 # A compiler's word: the place in a source, then how bad it is.
 _IN_SOURCE = re.compile(
@@ -99,6 +106,7 @@ ESCAPED = "\\n  File \\\""
 ESCAPED_LAST = 1500  # bytes of such a line in which the exception stands
 NRT = "neuron_code"
 FAINT_WITHIN = 60  # lines of a log's end in which an error that no rule knows may have ended it
+NOT_HEALTHY = "nan_loss"  # the steps that are skipped for it are no work that went on
 LIVED_BY = ("user", "data")  # a step shows that what a line missed of these was not needed
 UNKNOWN = Family("unknown_error", UNPLACED, "unplaced", "unknown", "depends", ())
 CUT = UNKNOWN._replace(id="traceback_cut")
@@ -216,7 +224,7 @@ class Reader:
             more = " ".join((text, *message(below, text)))
             row = families.by_text(more) if len(more) > len(text) else row
         if row is None or row.role == CASCADE:
-            row = self.families.by_frame(frame, said.name) or row
+            row = (said.name and self.families.by_frame(frame, said.name)) or row
         if row is not None:
             return row
         if said.name:
@@ -304,11 +312,19 @@ class Reader:
         name = self._whole(name)
         listed = self.roles.get(name) or self.families.by_class(name)
         sounds = name and (listed or exception(f"{name}: ", True))
-        row = self._of_class(name) if sounds else CUT
+        row = self._of_class(name) if sounds else self._of_frame(data, starts)
         read = clean(line_at(data, start))
         match = self._match(row, read, Form(PLAIN, name, True, False))
-        return [match._replace(offset=base + start, number=line + data.count(b"\n", 0, start))]
+        return [match._replace(offset=base + start, number=line + data.count(b"\n", 0, start),
+                               faint=not sounds)]
 
+
+    def _of_frame(self, data: bytes, starts: list[int]) -> Family:
+        """By where a traceback was when it was cut, and by nothing else."""
+        for start in reversed(starts):
+            if frame := frame_above(data, data.find(b"\n", start) + 1 or len(data)):
+                return CUT if _WAITS.search(frame) else self.families.by_frame(frame) or PYTHON
+        return CUT
 
     def _whole(self, name: str) -> str:
         """The class of which a cut line shows the begin, where only one that is known has it."""
@@ -319,7 +335,7 @@ class Reader:
 def outlived(match: Match, data: bytes, base: int) -> Match:
     """An error that was only mentioned in a log that ends well was handled, and so was what a
     script's small tool said before the script went on, and what no rule knows far from the end."""
-    if match.role != ROOT or form(match.text).ends:
+    if match.role != ROOT or form(match.text).ends or match.category == NOT_HEALTHY:
         return match
     start = match.offset - base
     aside = match.culprit == "user" and endings.outlived(bare(match.text), data, start)
@@ -389,6 +405,8 @@ def message(below: Iterable[Clean], head: str = "") -> Iterator[str]:
     whatever level it gives itself: `Exception thrown in a.cxx:7:`, `lib::ERROR: no such reader`."""
     told = head.rstrip().endswith(":")
     for read in below:
+        if told and not read.text.strip():
+            continue
         if not read.text.strip() or read.time_s is not None or TRACEBACK in read.text:
             return
         if ADVICE.match(read.text):
