@@ -16,6 +16,7 @@ SLOW_FIRST_STEPS = 3
 # Longer than what a script is always given (60 s): without them no act by cost could happen.
 LONG_EVERY = 900  # steps
 LONG = {150: ("evaluation", 150.0), 300: ("slow_read", 75.0), 450: ("compile", 120.0)}
+SLOW_B_S = 4e6  # bytes that a slow disk gives in a second
 BURN = "import time\nend = time.time() + %f\nwhile time.time() < end: pass"
 
 
@@ -40,7 +41,8 @@ def pause_of(step: int, rank: int) -> tuple[str, float]:
 
 
 def carry_out(kind: str, seconds: float) -> None:
-    """Evaluations compute, compilers are children that compute, reads and writes wait."""
+    """Evaluations compute, compilers are children that compute, reads get little at a time, and
+    writes wait."""
     if seconds <= 0:
         return
     if kind == "compile":
@@ -49,5 +51,15 @@ def carry_out(kind: str, seconds: float) -> None:
         end_s = time.monotonic() + seconds
         while time.monotonic() < end_s:
             sum(range(10_000))
+    elif kind == "slow_read":
+        read_slowly(seconds)
     else:
         time.sleep(seconds)
+
+
+def read_slowly(seconds: float) -> None:
+    end_s = time.monotonic() + seconds
+    with open("/dev/zero", "rb", buffering=0) as file:
+        while (left_s := end_s - time.monotonic()) > 0:
+            file.read(int(0.1 * SLOW_B_S))
+            time.sleep(min(0.1, left_s))

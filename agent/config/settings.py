@@ -86,7 +86,8 @@ class Detect(msgspec.Struct, frozen=True):
         "a compile whose usual length is unknown may take this long", 604800.0
     )] = _SETTINGS.compile_limit_s
     quiet_limit_s: Annotated[
-        float, _seconds("the same for an evaluation or a checkpoint")] = _SETTINGS.quiet_limit_s
+        float, _seconds("the same for an evaluation, a checkpoint or input that comes slowly")
+    ] = _SETTINGS.quiet_limit_s
     stopped_s: Annotated[float, _seconds(
         "a rank stopped (state T) without a debugger this long is a fault")] = _SETTINGS.stopped_s
     park_wait_s: Annotated[float, _seconds(

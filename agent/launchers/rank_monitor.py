@@ -1,8 +1,8 @@
 """One rank as this agent sees it: its page, its process, and how long each has stood still.
 
 Owns the page mapping and the descriptors of a rank, and the clocks that turn readings into levels
-(still_s, stopped_s, active).  The page is input from outside: mapped read-only, only when sealed
-against shrinking, and never believed further than its bounds.
+(still_s, stopped_s, active, reading).  The page is input from outside: mapped read-only, only when
+sealed against shrinking, and never believed further than its bounds.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import mmap
 import os
 import statistics
+from collections import deque
 
 import msgspec
 
@@ -23,6 +24,8 @@ from .protocol import RankLevel
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 ACTIVE_TICKS = 2  # clock ticks a second: more than the ticker's own 10 Hz ever costs
 ACTIVE_BYTES = 4096  # bytes a second through files and sockets
+READING_BYTES = 1_000_000  # read in a second, all through READING_S: more than a thread that counts
+READING_S = 10.0  # something reads of /proc, and less than a slow disk or mount gives
 STILL_BEFORE_ACTIVITY_S = 0.5  # a rank that moves needs no reads of its children
 
 
@@ -56,9 +59,10 @@ class RankMonitor:
         self._looked_s = 0.0
         self._state = "?"
         self._stopped_since_s = 0.0
-        self._activity = (0, 0)
+        self._activity = procfs.Activity()
         self._activity_s = 0.0
         self._active = True
+        self._reads = deque[tuple[float, int]]()  # (when, bytes read) of the last seconds' looks
 
     def attach(self, mapping: mmap.mmap | None, pidfd: int) -> None:
         self._map = mapping
@@ -118,18 +122,29 @@ class RankMonitor:
         /proc hides it, for each process that lives has had some processor time."""
         if now_s - self._progress_s < STILL_BEFORE_ACTIVITY_S:
             self._activity_s, self._active = 0.0, True
+            self._reads.clear()
             return
         elapsed_s = now_s - self._activity_s
         if self._activity_s and elapsed_s < 0.9:
             return
-        ticks, moved = procfs.activity(self.pid, self._proc)
-        if self._activity_s and ticks:
-            more_ticks = abs(ticks - self._activity[0])  # a child that ended takes its own along
-            more_bytes = abs(moved - self._activity[1])
+        found, before = procfs.activity(self.pid, self._proc), self._activity
+        if self._activity_s and found.ticks:
+            more_ticks = abs(found.ticks - before.ticks)  # a child that ended takes its own along
+            more_bytes = abs(found.moved_bytes - before.moved_bytes)
             self._active = (
                 more_ticks >= ACTIVE_TICKS * elapsed_s or more_bytes >= ACTIVE_BYTES * elapsed_s
             )
-        self._activity, self._activity_s = (ticks, moved), now_s
+        self._activity, self._activity_s = found, now_s
+        self._reads.append((now_s, found.read_bytes))
+        while now_s - self._reads[0][0] > READING_S:
+            self._reads.popleft()
+
+    def _is_reading(self) -> bool:
+        """Whether bytes come at a steady rate while the rank stands still."""
+        if len(self._reads) < 2:
+            return False
+        (since_s, first), (until_s, last) = self._reads[0], self._reads[-1]
+        return last - first >= READING_BYTES * (until_s - since_s)
 
     def level(self, reported: RankLevel, node: str, now_s: float, where: str = "") -> RankView:
         """The rank as a level for the core: the launcher's word plus what was read here."""
@@ -141,7 +156,7 @@ class RankMonitor:
             still_s=max(0.0, now_s - self._progress_s), proc_state=self._state,
             traced=self._state == "t", stopped_s=stopped_s, active=self._active, where=where,
             flight=reported.flight, place=reported.place, cgroup=self._cgroup,
-            start_boot_s=self._start_boot_s,
+            start_boot_s=self._start_boot_s, reading=self._is_reading(),
         )
         if view is None or view.generation != reported.generation:
             # The page of a kept process still shows its last generation until it is told the new

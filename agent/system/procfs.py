@@ -84,13 +84,14 @@ def is_traced(pid: int, proc: str = "/proc") -> bool:
     return False
 
 
-def io_bytes(pid: int, proc: str = "/proc") -> int:
-    """Bytes read and written so far, through any file or socket; 0 where that may not be read."""
-    total = 0
+def io_bytes(pid: int, proc: str = "/proc") -> tuple[int, int]:
+    """(bytes read, bytes written) so far, by calls through any file or socket, or of a disk by
+    pages that were touched; zeros where that may not be read."""
+    found = {}
     for line in read_small(f"{proc}/{pid}/io").splitlines():
-        if line.startswith((b"rchar:", b"wchar:")):
-            total += sum(_numbers(line[6:])[:1])
-    return total
+        name, _, value = line.partition(b":")
+        found[name] = sum(_numbers(value)[:1])
+    return max(found.get(b"rchar", 0), found.get(b"read_bytes", 0)), found.get(b"wchar", 0)
 
 
 def children_of(pid: int, proc: str = "/proc") -> list[int]:
@@ -111,15 +112,27 @@ def children_of(pid: int, proc: str = "/proc") -> list[int]:
     return found[:CHILDREN_MAX]
 
 
-def activity(pid: int, proc: str = "/proc") -> tuple[int, int]:
-    """(processor ticks, bytes moved) of a process and everything below it, as running totals."""
-    ticks, moved = 0, 0
+class Activity(NamedTuple):
+    """Running totals of a process and everything below it."""
+
+    ticks: int = 0  # of its processor time
+    read_bytes: int = 0
+    written_bytes: int = 0
+
+    @property
+    def moved_bytes(self) -> int:
+        return self.read_bytes + self.written_bytes
+
+
+def activity(pid: int, proc: str = "/proc") -> Activity:
+    ticks, read, written = 0, 0, 0
     for one in (pid, *children_of(pid, proc)):
         stat = parse_stat(read_small(f"{proc}/{one}/stat"))
         if stat is not None:
             ticks += stat.cpu_ticks
-            moved += io_bytes(one, proc)
-    return ticks, moved
+            more_read, more_written = io_bytes(one, proc)
+            read, written = read + more_read, written + more_written
+    return Activity(ticks, read, written)
 
 
 def memory_cgroup(pid: int, proc: str = "/proc") -> str:

@@ -93,6 +93,7 @@ class RankView(Value, frozen=True):
     start_boot_s: float = 0.0  # of its process; 0 unknown
     place: str = ""  # its part in the trainer's strategy: "stage 2 of 4, pipeline 1"
     gradients: GradientSum | None = None  # the newest that was measured
+    reading: bool = False  # it or its children read megabytes each second while it stands still
     told_s: float = 0.0  # the receiver's: how long ago another node said all this; 0 of its own
 
     @property

@@ -345,8 +345,8 @@ subprocess.run([sys.executable, "-c", "print(flush=True)\\n" + {code!r}])
         shell.stdout.readline()  # the child is in its code from now on
         assert seen(), "one reading says nothing"
         if active:
-            ticks, _ = procfs.activity(shell.pid)
-            wait_for(lambda: procfs.activity(shell.pid)[0] > ticks + rank_monitor.ACTIVE_TICKS)
+            ticks = procfs.activity(shell.pid).ticks
+            wait_for(lambda: procfs.activity(shell.pid).ticks > ticks + rank_monitor.ACTIVE_TICKS)
             assert seen()
         else:
             wait_for(lambda: not seen())
@@ -354,6 +354,56 @@ subprocess.run([sys.executable, "-c", "print(flush=True)\\n" + {code!r}])
         track.close()
         os.killpg(shell.pid, 9)
         shell.communicate()
+
+
+READS = """
+with open("/dev/zero", "rb", buffering=0) as file:
+    file.read(5_000_000)
+print(flush=True)
+import time
+time.sleep(600)
+"""
+
+
+def test_bytes_that_a_rank_and_its_children_read_are_counted_apart():
+    shell = subprocess.Popen(
+        [sys.executable, "-c", "import subprocess, sys\n"
+         f"subprocess.run([sys.executable, '-c', {READS!r}])"],
+        start_new_session=True, stdout=subprocess.PIPE)
+    try:
+        shell.stdout.readline()
+        found = procfs.activity(shell.pid)
+        assert 5_000_000 <= found.read_bytes < 50_000_000 and found.written_bytes < 1_000_000
+        assert found.moved_bytes == found.read_bytes + found.written_bytes
+    finally:
+        os.killpg(shell.pid, 9)
+        shell.communicate()
+
+
+def test_who_reads_steadily_is_told_from_who_read_and_stopped(monkeypatch):
+    """A step's end begins the count anew, and a thread that reads a little of /proc is none."""
+    track = rank_monitor.RankMonitor(0, os.getpid(), 1)
+    said, read = RankLevel(0, os.getpid(), 1, "running"), [0]
+    monkeypatch.setattr(procfs, "activity", lambda *_: procfs.Activity(1, read[0], 0))
+
+    def looks(begin_s, end_s, bytes_a_second):
+        """Whether it reads, as each second's look finds it."""
+        found = []
+        for now_s in range(begin_s, end_s):
+            read[0] += bytes_a_second
+            track.look_at_activity(float(now_s))
+            found.append(track.level(said, "n", float(now_s)).reading)
+        return found
+
+    assert looks(100, 130, 3_000_000) == [False] + 29 * [True], "one look says nothing"
+    after = looks(130, 150, 0)
+    assert after[:3] == 3 * [True] and not any(after[8:]), after
+    assert not any(looks(150, 170, 100_000))
+    assert looks(170, 181, 3_000_000)[-1]
+    track._progress_s = 181.0
+    assert looks(181, 182, 3_000_000) == [False], "it moved"
+    assert looks(182, 184, 3_000_000) == [False, True]
+    track.close()
 
 
 def test_a_step_costs_in_proportion_to_its_ranks(agent, tmp_path):

@@ -15,7 +15,8 @@ def test_ranks_that_are_alike_have_the_same_limits() -> None:
     """Of thousands one is asked for all that are alike; a limit that reads more would be missed."""
     other = {"rank": 9, "node": "z", "pid": 9, "generation": 9, "page": False, "step": 9,
              "still_s": 9.0, "beat_age_s": 9.0, "proc_state": "D", "traced": True, "stopped_s": 9.0,
-             "active": True, "seq": ((0, 9),), "step_seq": ((9, 9),), "step_time_s": 9.0,
+             "active": True, "reading": True,
+             "seq": ((0, 9),), "step_seq": ((9, 9),), "step_time_s": 9.0,
              "flight": ((9, "all_reduce", "9"),), "where": "x.py:9", "phase_s": (("data", 9.0),),
              "cgroup": "/z", "start_boot_s": 9.0, "place": "stage 9", "told_s": 9.0}
     history = History(restarts_s=[3.0], step_s=0.5)
@@ -38,3 +39,17 @@ def test_ranks_that_are_alike_have_the_same_limits() -> None:
                         suspect_s(rank, limit, history, Settings()),
                         act_s(rank, limit, history, Settings())))
                 assert all(len(found) == 1 for found in seen.values())
+
+
+def test_input_that_comes_slowly_is_waited_for_and_one_that_stands_still_is_not() -> None:
+    """Begun anew it would be read anew.  What else reads meanwhile holds up no other phase."""
+    history, settings = History(restarts_s=[3.0], step_s=0.5), Settings()
+    still = RankView(0, "a", 1, 1, "running", phase="data", active=True)
+    reads, costs = replace(still, reading=True), Costs("trainer", startup_s=2.0)
+    assert act_s(still, costs, history, settings) == settings.odds_active * 3.0
+    assert act_s(reads, costs, history, settings) == settings.quiet_limit_s
+    assert suspect_s(reads, costs, history, settings) == suspect_s(still, costs, history, settings)
+    elsewhere = replace(reads, phase="collective")
+    assert act_s(elsewhere, costs, history, settings) == settings.odds_active * 3.0
+    limited = replace(costs, hang_limit_s=7.0)
+    assert act_s(reads, limited, history, settings) == 7.0

@@ -297,10 +297,14 @@ def _finding(rank: RankView, fault: str, reason: str, act: bool, proof: bool = F
     return Finding(cause, act, proof)
 
 
+def _doing(rank: RankView) -> str:
+    return "reads" if rank.reading else "active" if rank.active else "no activity"
+
+
 def _rows(rank: RankView) -> tuple[tuple[str, str], ...]:
     rows = [
         ("phase", rank.phase), ("step", step_words(rank)),
-        ("process", f"state {rank.proc_state}, {'active' if rank.active else 'no activity'}"),
+        ("process", f"state {rank.proc_state}, {_doing(rank)}"),
         ("still", f"{rank.still_s:.2f} s, last beat {rank.beat_age_s:.2f} s ago")]
     if rank.seq:
         rows.append(("sequence", ", ".join(f"group {g}: {n}" for g, n in rank.seq)))

@@ -12,6 +12,7 @@ from ...series.wait_history import History
 NEVER = 1e12  # seconds; JSON has no infinity
 COMPILE = "compile"
 STARTUP = "startup"
+DATA = "data"
 EXIT = "exit"  # handlers and uploads after a good end; a failed rank keeps nobody waiting
 QUIET = ("checkpoint", "eval", STARTUP, EXIT)
 KNOWN_SAMPLES = 5  # fewer waits than this say nothing about a phase's p99
@@ -64,6 +65,9 @@ def act_s(rank: RankView, costs: Costs, history: History, settings: Settings) ->
         return max(p99_s, longest_s, settings.script_floor_s, base_s)
     limit_s = max(base_s, _cost_s(rank, costs, history, settings))
     limit_s = max(limit_s, ENDED_WELL * history.longest_s(phase))
+    if phase == DATA and rank.reading:
+        # Its input comes, if slowly: begun anew it would be read anew.
+        limit_s = max(limit_s, settings.quiet_limit_s)
     if costs.grade != TRAINER:
         p99_s = settings.phase_factor * history.p99_s(phase)
         limit_s = max(limit_s, settings.script_floor_s, p99_s)
@@ -72,7 +76,7 @@ def act_s(rank: RankView, costs: Costs, history: History, settings: Settings) ->
 
 def alike(rank: RankView) -> tuple[object, ...]:
     """All of a rank that its limits depend on."""
-    return rank.phase, rank.state, rank.active, rank.step == 0
+    return rank.phase, rank.state, rank.active, rank.reading, rank.step == 0
 
 
 def base(history: History, settings: Settings) -> float:
