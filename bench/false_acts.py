@@ -29,6 +29,7 @@ POLL_S = 0.02
 ASK_S = 5.0
 START_LIMIT_S = 120.0
 FLOOR_S = 60.0  # a script is given so long whatever a restart costs
+TICKET = "graph_recompiled"
 SETTLE_S = 120.0  # for the suspicions that are open at the end to be taken back
 
 
@@ -79,13 +80,16 @@ def watch(where: Place, process: Any, minutes: float) -> dict[str, Any]:
 
 
 def judge(incidents: list[dict[str, Any]]) -> dict[str, Any]:
-    suspected = [item for item in incidents
-                 if any(text.startswith("suspected") for _, text in item["timeline"])]
+    """A compile in mid-training is told and kept as a ticket, which is no act."""
+    tickets = [item for item in incidents if item["fault"] == TICKET]
+    suspected = [item for item in incidents if item not in tickets
+                 and any(text.startswith("suspected") for _, text in item["timeline"])]
     states = [item["state"] for item in suspected]
     return {
         "suspicions": len(suspected), "taken_back": states.count("taken_back"),
-        "still_open": states.count("open"),
-        "acted_by_agent": sum(item["state"] in ("acted", "closed") for item in incidents),
+        "still_open": states.count("open"), "tickets": len(tickets),
+        "acted_by_agent": sum(
+            item["state"] in ("acted", "closed") for item in incidents if item not in tickets),
         "incidents": [{key: item.get(key) for key in
                        ("fault", "subject", "state", "reason", "timeline")}
                       for item in incidents[:200]],

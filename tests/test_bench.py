@@ -111,6 +111,18 @@ def test_a_suspicion_is_waited_for_and_must_be_taken_back(
     assert row["still_open"] == int(not good) and false_acts.is_good(row) == good
 
 
+def test_a_compile_that_is_told_is_no_act_and_an_incident_that_was_acted_on_is() -> None:
+    def found(fault: str, state: str) -> dict[str, Any]:
+        timeline = [(1.0, "suspected: x")]
+        return false_acts.judge([{"fault": fault, "state": state, "timeline": timeline}])
+
+    ticket = found("graph_recompiled", "closed")
+    assert (ticket["tickets"], ticket["suspicions"], ticket["acted_by_agent"]) == (1, 0, 0)
+    for state in ("acted", "closed"):
+        assert found("rank_hung", state)["acted_by_agent"] == 1
+    assert found("rank_hung", "taken_back")["taken_back"] == 1
+
+
 def test_a_run_without_a_long_pause_shows_nothing_about_acts_by_cost() -> None:
     quiet = {"acts": 0, "acted_by_agent": 0, "api": "", "taken_back": 4, "suspicions": 4}
     for longest_s, good in ((20.0, False), (60.0, False), (75.0, True)):
