@@ -102,6 +102,7 @@ class Group:
         self._before: set[str] | None = set(_open_sockets().values())
         self._gloo = device.type == "cpu"  # whether who joins may wait for gloo's connections
         self.process_group: Any = None
+        self._aside: Any = None
         self._hooks: tuple[Any, Any] = (None, None)  # sys.excepthook without torch's, and torch's
 
     def join(
@@ -131,6 +132,8 @@ class Group:
             self.store = dist.PrefixStore(f"holdfast/restart-{count}", store)
         else:
             self.store = dist.HashStore()
+        if self.rank == 0 and self.world > 1:
+            self._aside = self.store.clone()
         self._connected_to_store()
         if self.world > 1:
             # A peer may prepare for minutes; from here on all that is waited for is connecting.
@@ -273,8 +276,9 @@ class Group:
 
     def aside(self) -> Any:
         """The generation's store through a connection of its own, for another thread: whoever waits
-        in a client holds up all who ask it.  Raises RuntimeError."""
-        return self.store.clone()
+        in a client holds up all who ask it.  Rank 0's, which is asked while it waits for others, is
+        among those that `cut` ends.  Raises RuntimeError, and late where the store is gone."""
+        return self._aside if self._aside is not None else self.store.clone()
 
     def asked(self) -> int:
         """A number for keys in the store: the same on all ranks, which ask equally often."""

@@ -294,9 +294,13 @@ def given_up(directory: Path, world: int) -> list[int]:
     return [rank for rank, name in names if (directory / name).exists()]
 
 
+def missing_ranks(directory: Path, world: int) -> list[int]:
+    return [rank for rank in range(world)
+            if not (directory / (shard_name(rank, world) + ".json")).exists()]
+
+
 def missing_shards(directory: Path, world: int) -> list[str]:
-    names = (shard_name(rank, world) + ".json" for rank in range(world))
-    return [name for name in names if not (directory / name).exists()]
+    return [shard_name(rank, world) + ".json" for rank in missing_ranks(directory, world)]
 
 
 def commit(directory: Path, manifest: dict[str, Any], algorithm: str = "xxh3_128") -> None:

@@ -24,6 +24,7 @@ from . import format as files
 from .read_back import ReadBack
 
 POLL_S = 0.02  # how often rank 0 looks for the others' shards
+ASKED_MAX = 64  # ranks of which it asks at once
 ASK_S = 0.5  # and asks the store whether one could not even leave a mark beside them
 AFTER_LOSS_S = 1.0  # how long it looks once a peer is gone
 
@@ -38,7 +39,7 @@ class Job(NamedTuple):
     data: memoryview
     model: dict[str, Any]
     over: threading.Event  # set when the generation is: shards of lost ranks will not come
-    aside: Callable[[], Any]  # the generation's store, for this thread
+    aside: Callable[[], Any]  # the generation's store, for this thread; RuntimeError once it is gone
 
 
 class Checkpoints:
@@ -59,6 +60,7 @@ class Checkpoints:
         self._idle.set()
         self._thread: threading.Thread | None = None
         self._place: Any = None
+        self._said_aside = -1  # the step whose shard the store says is given up
 
     def join(self, assignment: Any, group: Group, state: State) -> None:
         """A new generation: where this rank's share lies in it."""
@@ -161,6 +163,10 @@ class Checkpoints:
             return True  # what is committed is never touched again
         if job.rank == 0:
             self._clean_remains(job)  # of one that failed: they may be what fills the disk
+        elif job.step == self._said_aside:  # the same step is tried again
+            self._said_aside = -1
+            with contextlib.suppress(RuntimeError):
+                job.aside().delete_key(_key(job.step, job.rank))
         files.write_shard(
             directory, job.rank, job.world, job.entries, job.data, self.options.digest
         )
@@ -200,17 +206,17 @@ class Checkpoints:
     def _wait_for_shards(self, directory: Path, job: Job) -> tuple[list[str], list[int]]:
         """Shards that did not come, and the ranks that said that theirs would not."""
         begin = time.monotonic()
-        deadline, shortened, ask_s, board = begin + self.options.wait_s, False, begin + ASK_S, None
+        deadline, shortened, ask_s = begin + self.options.wait_s, False, begin + ASK_S
         while missing := files.missing_shards(directory, job.world):
             now = time.monotonic()
             if job.over.is_set() and not shortened:
                 deadline, shortened = min(deadline, now + AFTER_LOSS_S), True
             failed = files.given_up(directory, job.world)
-            if not failed and now >= ask_s:
+            # The store ends with its generation, and who asks then would wait for it.
+            if not failed and now >= ask_s and not job.over.is_set():
                 ask_s = now + ASK_S
-                with contextlib.suppress(RuntimeError):  # a store that is gone ends the generation
-                    board = board or job.aside()
-                    failed = _given_up_aside(board, job.step)
+                with contextlib.suppress(RuntimeError):
+                    failed = _given_up_aside(job, directory)
             if failed or now >= deadline:
                 return missing, failed
             threading.Event().wait(min(POLL_S, deadline - now))
@@ -227,12 +233,23 @@ class Checkpoints:
                 with contextlib.suppress(OSError):
                     directory.rmdir()
             else:
-                _give_up(job, directory)
+                self._give_up(job, directory)
         self.elastic.report(
             "checkpoint_failed",
             f"checkpoint of step {job.step} in {self.root}: {files.words(error)}; "
             f"training goes on, tried again in {self.options.every} steps",
         )
+
+    def _give_up(self, job: Job, directory: Path) -> None:
+        """Says to rank 0 that this shard will not come: beside the shards, and in the store where
+        the folder takes no mark (read-only, not reached, no right to it)."""
+        try:
+            files.give_up_shard(directory, job.rank, job.world)
+        except OSError:
+            if not job.over.is_set():
+                with contextlib.suppress(RuntimeError):
+                    job.aside().set(_key(job.step, job.rank), "")
+                    self._said_aside = job.step
 
     def _clean_remains(self, job: Job) -> None:
         """Of older ones that were never committed."""
@@ -252,26 +269,16 @@ class Checkpoints:
                 files.delete(Path(found.path))
 
 
-def _give_up(job: Job, directory: Path) -> None:
-    """Says to rank 0 that this shard will not come: beside the shards, and in the store where the
-    folder takes no mark (read-only, not reached, no right to it)."""
-    try:
-        files.give_up_shard(directory, job.rank, job.world)
-    except OSError:
-        with contextlib.suppress(RuntimeError):
-            job.aside().append(_key(job.step), f"{job.rank} ")
-
-
-def _given_up_aside(board: Any, step: int) -> list[int]:
+def _given_up_aside(job: Job, directory: Path) -> list[int]:
     """Ranks that gave up so, each told once: the same step may be tried again.  Raises
     RuntimeError."""
-    key = _key(step)
-    if not board.check([key]):
-        return []
-    ranks = sorted({int(rank) for rank in board.get(key).split()})
-    board.delete_key(key)
-    return ranks
+    board, told = job.aside(), list[int]()
+    for rank in files.missing_ranks(directory, job.world)[:ASKED_MAX]:
+        if board.check([_key(job.step, rank)]):
+            board.delete_key(_key(job.step, rank))
+            told.append(rank)
+    return told
 
 
-def _key(step: int) -> str:
-    return f"shards given up/{step}"
+def _key(step: int, rank: int) -> str:
+    return f"shard given up/{step}/{rank}"

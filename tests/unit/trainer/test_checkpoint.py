@@ -7,6 +7,7 @@ import os
 import platform
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,6 +18,7 @@ import waiting
 
 from holdfast.trainer.checkpoint import format as files
 from holdfast.trainer.checkpoint import manifest
+from holdfast.trainer.checkpoint import write as write_module
 from holdfast.trainer.checkpoint.write import Checkpoints
 from holdfast.trainer.config import load
 from holdfast.trainer.loop import train
@@ -207,6 +209,52 @@ def test_a_shard_whose_writer_failed_is_not_waited_for(tmp_path, monkeypatch, ma
     assert "3 checkpoints" in ranks[0].summary() and "2 of them durable" in ranks[0].summary()
     for one in ranks:
         one.close()
+
+
+def test_a_word_that_nobody_took_does_not_speak_for_the_next_try(tmp_path, monkeypatch):
+    """Rank 0 failed as well, and read nothing; the folder is back as the same step is saved again."""
+    write, away = files.write_shard, [True]
+
+    def stale(*_):
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    def slow(directory, rank, *rest):
+        if away[0]:
+            stale()
+        if rank == 1:
+            threading.Event().wait(3 * write_module.ASK_S)  # rank 0 asks meanwhile
+        write(directory, rank, *rest)
+
+    monkeypatch.setattr(files, "write_shard", slow)
+    monkeypatch.setattr(files, "give_up_shard", stale)
+    store = dist.HashStore()
+    options = load(None, ["checkpoint.wait_s=60", f"work_dir={tmp_path}"]).checkpoint
+    ranks = [Checkpoints(options, tmp_path, Said(), dict) for _ in range(2)]
+    for rank, one in enumerate(ranks):
+        one.join(SimpleNamespace(generation=1, rank=rank, world=2, run="x"),
+                 SimpleNamespace(rank=rank, world=2, copies=(0, 1), aside=lambda: store), State())
+    for gone in (True, False):
+        away[0] = gone
+        for one in ranks:
+            one.save(4)
+        for one in ranks:
+            assert one._idle.wait(60)
+    for one in ranks:
+        one.close()
+    assert ranks[0].elastic.commits == [4]
+
+
+def test_the_store_of_a_generation_that_is_over_is_not_asked(tmp_path):
+    """It may be gone, and torch waits a minute for one that is."""
+    asked = []
+    options = load(None, ["checkpoint.wait_s=60", f"work_dir={tmp_path}"]).checkpoint
+    one = Checkpoints(options, tmp_path, Said(), dict)
+    one.join(SimpleNamespace(generation=1, rank=0, world=2, run="x"),
+             SimpleNamespace(rank=0, world=2, copies=(0, 1), aside=lambda: asked.append(1)), State())
+    one.generation_over()
+    one.save(4)
+    assert one._idle.wait(30) and not asked
+    one.close()
 
 
 def alone(tmp_path):
