@@ -24,7 +24,7 @@ from .protocol import RankLevel
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 ACTIVE_TICKS = 2  # clock ticks a second: more than the ticker's own 10 Hz ever costs
 ACTIVE_BYTES = 4096  # bytes a second through files and sockets
-READING_BYTES = 1_000_000  # read in a second, all through READING_S: more than a thread that counts
+READING_BYTES = 1_000_000  # a second, on average over READING_S: more than a thread that counts
 READING_S = 10.0  # something reads of /proc, and less than a slow disk or mount gives
 STILL_BEFORE_ACTIVITY_S = 0.5  # a rank that moves needs no reads of its children
 
@@ -62,7 +62,8 @@ class RankMonitor:
         self._activity = procfs.Activity()
         self._activity_s = 0.0
         self._active = True
-        self._reads = deque[tuple[float, int]]()  # (when, bytes read) of the last seconds' looks
+        self._read_bytes = 0  # by all that were below the rank while it stood still
+        self._reads = deque[tuple[float, int]]()  # (when, that) of the last seconds' looks
 
     def attach(self, mapping: mmap.mmap | None, pidfd: int) -> None:
         self._map = mapping
@@ -134,8 +135,12 @@ class RankMonitor:
             self._active = (
                 more_ticks >= ACTIVE_TICKS * elapsed_s or more_bytes >= ACTIVE_BYTES * elapsed_s
             )
+        if not self._activity_s:
+            before = found
+        own = dict(before.read_bytes)
+        self._read_bytes += sum(max(0, now - own.get(pid, 0)) for pid, now in found.read_bytes)
         self._activity, self._activity_s = found, now_s
-        self._reads.append((now_s, found.read_bytes))
+        self._reads.append((now_s, self._read_bytes))
         while now_s - self._reads[0][0] > READING_S:
             self._reads.popleft()
 

@@ -85,8 +85,9 @@ def is_traced(pid: int, proc: str = "/proc") -> bool:
 
 
 def io_bytes(pid: int, proc: str = "/proc") -> tuple[int, int]:
-    """(bytes read, bytes written) so far, by calls through any file or socket, or of a disk by
-    pages that were touched; zeros where that may not be read."""
+    """(bytes read, bytes written) so far, by read() and write() of any file, and of a disk by pages
+    that were touched; what recv() takes from a socket counts nowhere.  Zeros where that may not be
+    read: it needs the same user, or CAP_SYS_PTRACE."""
     found = {}
     for line in read_small(f"{proc}/{pid}/io").splitlines():
         name, _, value = line.partition(b":")
@@ -116,23 +117,20 @@ class Activity(NamedTuple):
     """Running totals of a process and everything below it."""
 
     ticks: int = 0  # of its processor time
-    read_bytes: int = 0
-    written_bytes: int = 0
-
-    @property
-    def moved_bytes(self) -> int:
-        return self.read_bytes + self.written_bytes
+    moved_bytes: int = 0
+    read_bytes: tuple[tuple[int, int], ...] = ()  # (pid, its own): what ends takes its part along
 
 
 def activity(pid: int, proc: str = "/proc") -> Activity:
-    ticks, read, written = 0, 0, 0
+    ticks, moved, read = 0, 0, list[tuple[int, int]]()
     for one in (pid, *children_of(pid, proc)):
         stat = parse_stat(read_small(f"{proc}/{one}/stat"))
         if stat is not None:
             ticks += stat.cpu_ticks
             more_read, more_written = io_bytes(one, proc)
-            read, written = read + more_read, written + more_written
-    return Activity(ticks, read, written)
+            moved += more_read + more_written
+            read.append((one, more_read))
+    return Activity(ticks, moved, tuple(read))
 
 
 def memory_cgroup(pid: int, proc: str = "/proc") -> str:

@@ -167,12 +167,6 @@ def test_what_a_configurations_error_says_of_ignored_settings_takes_it_not_back(
     assert culprit("ValueError: sample 7 cannot be read, it will be ignored\n") == ""
 
 
-def test_an_exception_as_python_shows_it_is_one() -> None:
-    said = "Error in call to target 'lib.Trainer':\nRuntimeError('no such option')\n"
-    assert culprit(said) == "user"
-    assert forms.raised_name("RuntimeError(f'no') is raised") == ""
-
-
 def test_advice_behind_an_error_leaves_it_told_and_blames_nobody() -> None:
     found = diagnose("A fatal error occurred in the engine. If you do not know why, set LOUD=1\n")
     assert found.root is None and "no rule knows" in found.hint
@@ -214,8 +208,14 @@ def test_a_traceback_without_its_end_is_a_guess_by_its_last_file() -> None:
     assert found.root is not None and found.root.culprit == "user" and found.root.faint
     assert culprit(cut.format("/lib/python3.11/urllib/request.py")) == "network"
     assert culprit(cut.format("/lib/torch/distributed/c10d.py")) == ""
+    assert culprit(cut.format("/lib/torch/autograd/graph.py")) == ""
     lost = "RuntimeError: DataLoader worker (pid 7) exited unexpectedly with exit code 1.\n"
     assert culprit(lost + cut.format("/job/train.py")) == ""
+    # A stack that was only shown: the log goes on below it.
+    for goes_on in ("Training completed.\n", "INFO: saved\n", "step 14 loss 2.1\n"):
+        assert culprit(cut.format("/job/train.py") + goes_on) == ""
+    dump = 'Thread 0x7f (most recent call first):\n  File "/job/train.py", line 7 in f\n'
+    assert culprit(dump) == ""
 
 
 @pytest.mark.parametrize(("text", "who"), [
@@ -235,7 +235,18 @@ def test_a_traceback_without_its_end_is_a_guess_by_its_last_file() -> None:
     ("RuntimeError: CUDA error: initialization error\n", "user"),
     ("ray.exceptions.RayTaskError(RuntimeError): ray::Actor.fit() (pid=7)\n", ""),
     ("Unable to plot network architecture:\n", ""),
-    ("terminate called without an active exception\n", "user"),
+    ("terminate called without an active exception\n", "unknown"),  # a thread's, at a process's end
+    ("Registered pre-emption signal handler (SIGUSR1)\nOSError: [Errno 5] Input/output error\n",
+     "storage"),
+    ("PreemptionError: Nodes of this job got pre-empted.\n", "policy"),
+    ("UnidentifiedImageError: cannot identify image file 'a.jpg', sample was skipped\n"
+     "OSError: [Errno 28] No space left on device\n", "storage"),
+    ("KeyError('optional') while reading config, default is taken\n", ""),
+    ("  what():  Transport endpoint is not connected: '/mnt/s3/shard-1.tar'\n", "storage"),
+    ("size mismatch for head.fc.weight: copying a param with shape (9,) from checkpoint\n", ""),
+    ("INFO:tensorflow:Error reported to Coordinator: <class 'x.CancelledError'>, it was ended\n"
+     "INFO:tensorflow:Finished training!\n", ""),
+    ("2 workers are no longer alive, 6 go on\n", ""),
     ("MXNetError: blob.h:7: Check failed: a.Size() == shape.Size() (129 vs. 128) TBlob\n", "user"),
 ])
 def test_what_more_of_such_logs_showed(text: str, who: str) -> None:

@@ -57,7 +57,8 @@ _CALM = re.compile(
 )
 # Last words at a level that says nothing: of TensorFlow's coordinator, of OpenMMLab's commands.
 _LAST_WORD = re.compile(
-    r"INFO:tensorflow:Error (?:reported to Coordinator|recorded from \w{1,40}): "
+    r"INFO:tensorflow:Error (?:reported to Coordinator|recorded from (?!infeed|outfeed)\w{1,40}): "
+    r"(?!.{0,160}(?:Cancelled|OutOfRange|[Cc]losed|exhausted|End of sequence))"
     r"|\bWARNING: command error: "
 )
 # An event of Kubernetes that a test or an operator quotes is as loud as it was.
@@ -74,8 +75,6 @@ _PREFIXED = re.compile(
     r"(?P<rest>(?:[A-Za-z_]\w{0,60}\.){0,8}[A-Z]\w{0,60}(?:Error|Exception|Interrupt|Exit|Expired)"
     r"(?::(?: .{0,20}|$)|$))"
 )
-# `RuntimeError('no such option')`: an exception as Python itself shows it, with a line of its own.
-_SHOWN = re.compile(r"(?P<name>[A-Z]\w{1,60}(?:Error|Exception))\(['\"]")
 _PREFIXED_ENDINGS = ("Error", "Exception", "Interrupt", "Exit", "Expired")
 _NAMED = re.compile(
     r"\b(?!LNetError|LustreError)(?P<name>[A-Z]\w{1,60}(?:Error|Exception))(?:: |\()"
@@ -133,7 +132,7 @@ _GIVES_UP = re.compile(
 # What an exception says of its settings and of what it was given, and of no work.
 _OF_SETTINGS = re.compile(
     r"(?i)\b(?:variables?|arguments?|options?|settings?|parameters?|flags?|keys?|values?)\b"
-    r".{0,40}\bwill be ignored|\b(?:have|has|had|is|are|was|were) (?:been )?(?:ignored|skipped)\b"
+    r".{0,40}\bwill be ignored|\ball (?:\w{1,20} ){1,4}have been (?:ignored|skipped)\b"
 )
 # TensorFlow's own count below an error.
 _NONE_IGNORED = re.compile(r"(?i)\b0 (?:\w{1,20} )?errors ignored")
@@ -240,8 +239,6 @@ def raised_name(text: str) -> str:
     behind the prefix of a tool that nobody here knows: `trainer_1  | ValueError: `."""
     if found := _WRAPPED.match(text):
         return found["inner"] if exception(f"{found['inner']}: ", False) else ""
-    if found := _SHOWN.match(text):
-        return found["name"]
     if _PLAIN_WORD.match(text):
         return ""
     if name := exception(text, False):

@@ -62,7 +62,7 @@ _SOUNDS_BAD = re.compile(
     r"not allowed|disk ?pressure|reclaim|overflow|timeout|stuck|degraded|unmounted|on hold|held|"
     r"suspend(?:ed|ing)|offline|missing separator|limits? (?:was |has been |is )?reached|"
     r"undefined reference|revoked|unresponsive|unrecoverable|unknown authority|"
-    r"bad (?:magic|interpreter|request)|size mismatch|closed by|disconnected)(?![a-z])"
+    r"bad (?:magic|interpreter|request)|closed by|disconnected)(?![a-z])"
     r"|^\w{2,60}NotFound: "
 )
 _FAILS = re.compile(  # said as what ended something
@@ -77,11 +77,13 @@ _FAILS = re.compile(  # said as what ended something
     r"(?:is|was|has been) (?:evicted|denied|refused|corrupt(?:ed)?|killed|expired))(?![a-z])"
     r"|: failed\b|^\W{0,3}error \w|evicted(?:[:;]| by\b)"
 )
+# A frame as a traceback has it: faulthandler's and a notebook's are others.
+_SHOWN_FRAME = re.compile(r'.{0,200}?\s{2}File "(?P<path>[^"]{1,400})", line \d{1,7}, in ')
 # Files in which Python waits for others, or raises again what they raised.
 _WAITS = re.compile(
-    r"/torch/(?:distributed|utils/data|multiprocessing|_utils)\b|/(?:multiprocessing|concurrent|"
-    r"ray|asyncio|batchgenerators|deepspeed/launcher|accelerate/commands)/"
-    r"|/(?:threading|selectors|subprocess|queue|runpy)\.py"
+    r"/torch/(?:distributed|utils/data|multiprocessing|_utils|autograd|cuda)\b|/(?:multiprocessing|"
+    r"concurrent|ray|asyncio|batchgenerators|deepspeed|accelerate|lightning|pytorch_lightning|"
+    r"megatron|horovod)/|/(?:threading|selectors|subprocess|queue|runpy|ssl)\.py"
 )
 # A compiler's word: the place in a source, then how bad it is.
 _IN_SOURCE = re.compile(
@@ -320,11 +322,15 @@ class Reader:
 
 
     def _of_frame(self, data: bytes, starts: list[int]) -> Family:
-        """By where a traceback was when it was cut, and by nothing else."""
-        for start in reversed(starts):
-            if frame := frame_above(data, data.find(b"\n", start) + 1 or len(data)):
-                return CUT if _WAITS.search(frame) else self.families.by_frame(frame) or PYTHON
-        return CUT
+        """By where a traceback was as the log ended in it, and by nothing else.  Below a stack that
+        was only shown the log goes on."""
+        last = [line_at(data, start) for start in starts[-2:]]
+        ends = last[-1] if _SHOWN_FRAME.match(last[-1]) else last[0]
+        frame = _SHOWN_FRAME.match(ends)
+        if frame is None or ends is not last[-1] and not _indented(last[-1], ends):
+            return CUT
+        path = frame["path"]
+        return CUT if _WAITS.search(path) else self.families.by_frame(path) or PYTHON
 
     def _whole(self, name: str) -> str:
         """The class of which a cut line shows the begin, where only one that is known has it."""
@@ -422,6 +428,12 @@ def _handled(said: Form, below: list[Clean]) -> bool:
     if said.goes_on:
         return True
     return any(GOES_ON.search(read.text) and form(read.text).goes_on for read in below[:2])
+
+
+def _indented(line: str, frame: str) -> bool:
+    """Whether a line stands as far in as the source below a frame does, behind the same prefix."""
+    before = frame[: frame.index("File ")]
+    return line.startswith(before + "  ")
 
 
 def _in_frames(data: bytes, start: int) -> bool:
