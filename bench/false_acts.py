@@ -81,7 +81,8 @@ def watch(where: Place, process: Any, minutes: float) -> dict[str, Any]:
 
 def judge(incidents: list[dict[str, Any]]) -> dict[str, Any]:
     """A compile in mid-training is told and kept as a ticket, which is no act."""
-    tickets = [item for item in incidents if item.get("fault") == TICKET]
+    tickets = [item for item in incidents
+               if item.get("fault") == TICKET and item["state"] != "acted"]
     suspected = [item for item in incidents if item not in tickets
                  and any(text.startswith("suspected") for _, text in item["timeline"])]
     states = [item["state"] for item in suspected]
