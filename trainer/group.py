@@ -228,6 +228,12 @@ class Group:
         """This rank's word for `all_say`, once in a generation."""
         self.store.set(f"{what}/{self.rank}", json.dumps(said))
 
+    def tell(self, what: str, said: Any) -> None:
+        """`say`, for who asks behind a collective: the store's answer to a word is not waited for,
+        and a collective goes another way.  Once it is read, it has arrived."""
+        self.say(what, said)
+        self.store.get(f"{what}/{self.rank}")
+
     def all_say(self, what: str) -> list[Any]:
         """What each rank says of this, by rank; [] where one of them does not."""
         keys = [f"{what}/{rank}" for rank in range(self.world)]

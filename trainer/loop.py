@@ -526,7 +526,7 @@ class Generation:
         self.save_last()
         if self.group.rank == 0 and (summary := self.checkpoints.summary()):
             self.elastic.report("", summary)
-        self.group.say("loss", [self.loss, len(self.mine)])
+        self.group.tell("loss", [self.loss, len(self.mine)])
         digest = self.group.digest(self.state)
         # Nobody leaves while another may still need a peer; and behind it all have said their loss.
         self.group.any(False)

@@ -19,7 +19,7 @@ from types import FrameType
 
 # An exception out of a handler is lost where Python calls back and cannot raise: in __del__, in a
 # callback of the garbage collector.  So the signal comes again until the work has ended.
-AGAIN_S = 0.5
+AGAIN_S = 0.1
 
 OUTSIDE = (__file__, contextlib.__file__)  # no place to raise: `with` would not be ended
 

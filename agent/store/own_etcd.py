@@ -48,7 +48,7 @@ PREFIX = "run-"  # of the cluster's name and the member's
 END_S = 2.0
 LOOK_S, LOCK_LOOK_S = 0.25, 0.02
 RESTART_S = 1.0
-ASK_S = 1.0
+ASK_S = 1.0  # for what costs etcd nothing; its writes may wait for a disk
 ANSWER_MAX = 1 << 16
 # Of a static line, whose --master-port is that of the ranks' own store, the two are taken for one.
 ANOTHER_PORT = (f"give this run another port with {FLAG} HOST:PORT, the same on all nodes "
@@ -297,8 +297,8 @@ class OwnEtcd:
 class _Door(http.client.HTTPConnection):
     """HTTP over a socket of the file system."""
 
-    def __init__(self, path: str) -> None:
-        super().__init__("localhost", timeout=ASK_S)
+    def __init__(self, path: str, limit_s: float) -> None:
+        super().__init__("localhost", timeout=limit_s)
         self._path = path
 
     def connect(self) -> None:
@@ -312,20 +312,20 @@ def _lock_by(path: str, password: str) -> None:
     end_s = time.monotonic() + LOCK_S
     while True:
         try:
-            _asked(path, "cluster/member/list", {})
+            _asked(path, "cluster/member/list", {}, ASK_S)
             break
         except OSError:
             if time.monotonic() > end_s:
                 raise
         time.sleep(LOCK_LOOK_S)
     with contextlib.suppress(FileExistsError):
-        _asked(path, "auth/user/add", {"name": USER, "password": password})
-    _asked(path, "auth/user/grant", {"user": USER, "role": USER})
-    _asked(path, "auth/enable", {})
+        _asked(path, "auth/user/add", {"name": USER, "password": password}, LOCK_S)
+    _asked(path, "auth/user/grant", {"user": USER, "role": USER}, LOCK_S)
+    _asked(path, "auth/enable", {}, LOCK_S)
 
 
-def _asked(path: str, call: str, body: dict[str, str]) -> None:
-    door = _Door(path)
+def _asked(path: str, call: str, body: dict[str, str], limit_s: float) -> None:
+    door = _Door(path, limit_s)
     try:
         door.request("POST", f"/v3/{call}", json.dumps(body))
         answer = door.getresponse()

@@ -98,8 +98,7 @@ def _begin(group: Group, begin: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         began = begin()
     except ConfigError as error:
         problems = list(error.problems)
-    group.say("begin", problems)
-    group.store.get(f"begin/{group.rank}")  # once it is read, it has arrived
+    group.tell("begin", problems)
     if group.any(bool(problems)):
         # Nobody's words where a rank is of the release before: it does not say any.
         others = [f"rank {rank}: {said[0]}"
@@ -306,10 +305,8 @@ def _from_disk(path: Path, group: Group, state: State, elastic: Any, node: str) 
     except ConfigError as error:
         wrong_model = str(error)
     lacks = files.lacking(path) if group.rank == 0 and not fault else ""
-    # Told before all ask whether anybody has found a fault: behind that all of them know which.  A
-    # word is under way when the store took it; once it is read, it has arrived.
-    group.say("restore", [LACKS, lacks, node] if lacks else [fault, problem, node])
-    group.store.get(f"restore/{group.rank}")
+    # Told before all ask whether anybody has found a fault: behind that all of them know which.
+    group.tell("restore", [LACKS, lacks, node] if lacks else [fault, problem, node])
     if group.any(bool(wrong_model)):
         raise ConfigError([wrong_model or "another rank: the checkpoint is of another model"])
     if not group.any(bool(fault)):

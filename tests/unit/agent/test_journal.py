@@ -8,6 +8,7 @@ import random
 import sqlite3
 import threading
 import time
+import traceback
 
 import pytest
 from fakes import until
@@ -114,13 +115,18 @@ def live(directory, life: int, at: int, crash_after_effect: bool) -> int:
     if pid == 0:
         try:
             asyncio.run(one_life(directory, life, at, crash_after_effect))
+        except BaseException:
+            (directory / "why").write_text(traceback.format_exc())
         finally:
             os._exit(3)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 @pytest.mark.filterwarnings("ignore:This process")  # forks of a threaded pytest, on purpose
-def test_kills_at_every_point_lose_no_intent_and_count_nothing_twice(tmp_path):
+def test_kills_at_every_point_lose_no_intent_and_count_nothing_twice(tmp_path, monkeypatch):
+    # On a busy machine a commit may take longer than an order waits for it, and is no stall here.
+    monkeypatch.setattr("holdfast.agent.actions.performer.JOURNAL_WAIT_S", LIMIT_S)
+    monkeypatch.setattr("holdfast.agent.history.journal.STALL_S", LIMIT_S)
     seed = int(os.environ.get("HOLDFAST_SEED", "20"))
     chance = random.Random(seed)
     kills, life, lives = 0, 0, 0
@@ -128,7 +134,8 @@ def test_kills_at_every_point_lose_no_intent_and_count_nothing_twice(tmp_path):
         life += 1
         lives += 1
         status = live(tmp_path, life, chance.randint(1, 45), chance.random() < 0.2)
-        assert status in (0, 9), f"seed {seed}, life {life}: status {status}"
+        why = (tmp_path / "why").read_text() if status == 3 else ""
+        assert status in (0, 9), f"seed {seed}, life {life}: status {status}: {why}"
         kills += status == 9
         if life % 40 == 0 or kills == KILLS:
             check(tmp_path, seed, life)

@@ -92,8 +92,11 @@ def test_a_client_that_ends_with_its_head_ends_no_rank(ray) -> None:
 
 def test_a_client_that_ends_each_time_is_data_behind_the_deadline(ray) -> None:
     ray.trouble("exit", "always")
-    assert "is not to be had: the child that fetches ended with 3: look at Ray's" in ray.said(
-        "sets:rows", deadline_s=15.0)
+    # On a busy machine not even the first child ends within the shorter one.
+    said = [ray.said("sets:rows", deadline_s=15.0)]
+    if "did not come within" in said[0]:
+        said.append(ray.said("sets:rows", deadline_s=LIMIT_S))
+    assert "is not to be had: the child that fetches ended with 3: look at Ray's" in said[-1], said
 
 
 def test_what_a_dataset_is_given_stands_in_no_command_line(ray) -> None:
