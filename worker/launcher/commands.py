@@ -227,6 +227,16 @@ class Commands:
             self.outcome(command_id, not over,
                          "the machine refused processes or files" if over else "")
 
+    def forgo(self) -> None:
+        """Whoever ends all ranks here means those as well that still wait for the first node's
+        store: a word of it that comes late begins nothing."""
+        waiting, self.ranks.waiting = self.ranks.waiting, None
+        if waiting is not None:
+            for command_id, generation in list(self.starting.items()):
+                if generation == waiting.generation:
+                    del self.starting[command_id]
+                    self.outcome(command_id, False, "it was ended before it began")
+
     def parked(self) -> None:
         """Answers each order to park once nobody of its generation is left to obey it."""
         for command_id, generation in list(self.parking.items()):
@@ -249,6 +259,8 @@ class Commands:
             return
         wanted = {int(r) for r in body.get("ranks", ())}
         grace_s = float(body.get("grace_s", 0.0))
+        if not wanted:
+            self.forgo()
         for process in self.ranks.living():
             of_generation = process.rank >= 0 and process.generation == int(body["generation"])
             if of_generation and (not wanted or process.rank in wanted) and not process.by_us:

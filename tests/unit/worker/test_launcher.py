@@ -124,7 +124,7 @@ class Ranks:
     def __init__(self, *pids):
         self.generation, self.waiting, self.begun, self.asked = 3, None, [], []
         self.processes = [SimpleNamespace(
-            child=SimpleNamespace(pid=pid), assigned=pid < 100, channel=SimpleNamespace(
+            child=SimpleNamespace(pid=pid), assigned=pid < 100, rank=-1, channel=SimpleNamespace(
                 send=lambda packet, pid=pid: self.asked.append((pid, packet["t"]))))
             for pid in pids]
 
@@ -194,6 +194,22 @@ def test_a_start_is_answered_once_its_generation_runs_here_or_the_launcher_ends(
     told.state.exit_code = 71
     told.started()
     assert told.outcomes[-1]["error"] == "the machine refused processes or files"
+
+
+def test_who_ends_all_ranks_means_those_as_well_that_have_not_begun():
+    """A late word of where the first node's store is would begin a generation that nobody wants."""
+    ranks = Ranks()
+    ranks.waiting = SimpleNamespace(group=1, generation=4)
+    told, _ = orders_to(ranks)
+    told.carry_out("start", "1", START)
+    told.carry_out("stop", "2", {"generation": 3, "ranks": [0]})  # of one rank: the rest goes on
+    assert ranks.waiting is not None and [one["id"] for one in told.outcomes] == ["2"]
+    told.carry_out("stop", "3", {"generation": 3})
+    assert ranks.waiting is None
+    said = {one["id"]: (one["ok"], one["error"]) for one in told.outcomes}
+    assert said["1"] == (False, "it was ended before it began") and said["3"] == (True, "")
+    told.carry_out("start", "4", START)  # the same once more: it begins anew
+    assert ranks.begun[0].generation == 4
 
 
 def test_labels_of_a_start_are_bounded_in_number_and_length():
