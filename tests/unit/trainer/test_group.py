@@ -444,3 +444,37 @@ def test_a_hook_of_the_users_own_stays_when_the_group_is_left(monkeypatch):
     with alone(1):
         sys.excepthook = own = lambda *_: None
     assert sys.excepthook is own
+
+
+def test_what_is_told_has_arrived_when_the_ranks_have_met():
+    """The store answers no set: a word under way is missed by who asks behind a collective."""
+    class Late:
+        """A store that takes a word once its client asks something, as a busy one does."""
+
+        def __init__(self):
+            self.under_way, self.kept = {}, {}
+
+        def set(self, key, value):
+            self.under_way[key] = value.encode()
+
+        def get(self, key):
+            self.kept |= self.under_way
+            return self.kept[key]
+
+        def check(self, keys):
+            return set(keys) <= self.kept.keys()
+
+        def multi_get(self, keys):
+            return [self.kept[key] for key in keys]
+
+    store, ranks = Late(), []
+    for rank in range(2):
+        group = holdfast.trainer.group.Group.__new__(holdfast.trainer.group.Group)
+        group.rank, group.world, group.store = rank, 2, store
+        ranks.append(group)
+    for group in ranks:
+        group.say("loss", group.rank)
+    assert ranks[0].all_say("loss") == []
+    for group in ranks:
+        group.tell("loss", group.rank)
+    assert [group.all_say("loss") for group in ranks] == [[0, 1], [0, 1]]
