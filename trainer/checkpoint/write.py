@@ -39,7 +39,7 @@ class Job(NamedTuple):
     data: memoryview
     model: dict[str, Any]
     over: threading.Event  # set when the generation is: shards of lost ranks will not come
-    aside: Callable[[], Any]  # the generation's store, for this thread; RuntimeError once it is gone
+    aside: Callable[[], Any]  # the generation's store, for this thread; RuntimeError if it is gone
 
 
 class Checkpoints:

@@ -34,8 +34,8 @@ from .plan import Member
 
 Body = TypeVar("Body")
 STALE_LEASES = 0.6  # three beats, one each fifth of a lease, are missing
-# A permit's one, and a margin: for clocks, and until a killed process is gone.  Counted from when the
-# document lists a node as missed (fences.py): from its last beat alone it would be too short.
+# A permit's one, and a margin: for clocks, and until a killed process is gone.  Counted from when
+# the document lists a node as missed (fences.py): from its last beat alone it would be too short.
 FENCE_LEASES = 1.2
 LOST_LEASES = 1.5  # the lease and its margin: an old leader and old permits have run out
 ASKING = "its checks are not through yet"  # of a node's gate: no refusal, who leads waits for it

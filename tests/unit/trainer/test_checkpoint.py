@@ -212,7 +212,7 @@ def test_a_shard_whose_writer_failed_is_not_waited_for(tmp_path, monkeypatch, ma
 
 
 def test_a_word_that_nobody_took_does_not_speak_for_the_next_try(tmp_path, monkeypatch):
-    """Rank 0 failed as well, and read nothing; the folder is back as the same step is saved again."""
+    """Rank 0 failed as well, and read nothing; the folder is back as the step is saved again."""
     write, away = files.write_shard, [True]
 
     def stale(*_):
@@ -250,7 +250,8 @@ def test_the_store_of_a_generation_that_is_over_is_not_asked(tmp_path):
     options = load(None, ["checkpoint.wait_s=60", f"work_dir={tmp_path}"]).checkpoint
     one = Checkpoints(options, tmp_path, Said(), dict)
     one.join(SimpleNamespace(generation=1, rank=0, world=2, run="x"),
-             SimpleNamespace(rank=0, world=2, copies=(0, 1), aside=lambda: asked.append(1)), State())
+             SimpleNamespace(rank=0, world=2, copies=(0, 1), aside=lambda: asked.append(1)),
+             State())
     one.generation_over()
     one.save(4)
     assert one._idle.wait(30) and not asked

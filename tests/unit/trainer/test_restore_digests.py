@@ -72,7 +72,7 @@ def on_all(body):
     store = Store()
     found = at_once(lambda rank, any_of: body(rank, SimpleNamespace(
         rank=rank, world=WORLD, store=store, any=any_of, layout=LAYOUT, shard=0, copies=(0, 1),
-        say=lambda what, said: store.set(f"{what}/{rank}", json.dumps(said)))))
+        tell=lambda what, said: store.set(f"{what}/{rank}", json.dumps(said)))))
     return [str(one) if isinstance(one, RestoreFailed) else one if one is None else repr(one)
             for one in found]
 

@@ -100,7 +100,7 @@ class Heard:
 
 
 class Ranks(SimpleNamespace):
-    say, all_say, meet = Group.say, Group.all_say, Group.meet
+    say, tell, all_say, meet = Group.say, Group.tell, Group.all_say, Group.meet
 
 
 @pytest.fixture
