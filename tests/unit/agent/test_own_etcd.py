@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import socket
+import socketserver
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -248,3 +249,35 @@ def test_an_etcd_that_takes_no_password_never_listens(
     with pytest.raises(StoreError, match="takes no password"):
         etcd.start()
     assert etcd.pid == 0 and "127.0.0.1" not in (tmp_path / "rendezvous/calls").read_text()
+
+
+def test_a_write_that_waits_for_a_slow_disk_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What costs etcd nothing is asked again soon; a password on its way to the disk is not."""
+    monkeypatch.setattr(own_etcd, "ASK_S", 0.1)
+    asked: list[str] = []
+
+    class Slow(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            asked.append(self.path)
+            threading.Event().wait(0.0 if "member" in self.path else 3 * own_etcd.ASK_S)
+            self.send_response(200)
+            self.end_headers()
+
+        def address_string(self) -> str:
+            return ""  # a socket by name has none
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with socketserver.UnixStreamServer(str(tmp_path / "door"), Slow) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            own_etcd._lock_by(str(tmp_path / "door"), "secret")
+        finally:
+            server.shutdown()
+            thread.join()
+    assert asked[-3:] == ["/v3/auth/user/add", "/v3/auth/user/grant", "/v3/auth/enable"]

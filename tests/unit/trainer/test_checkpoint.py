@@ -7,7 +7,6 @@ import os
 import platform
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,7 +17,6 @@ import waiting
 
 from holdfast.trainer.checkpoint import format as files
 from holdfast.trainer.checkpoint import manifest
-from holdfast.trainer.checkpoint import write as write_module
 from holdfast.trainer.checkpoint.write import Checkpoints
 from holdfast.trainer.config import load
 from holdfast.trainer.loop import train
@@ -213,7 +211,7 @@ def test_a_shard_whose_writer_failed_is_not_waited_for(tmp_path, monkeypatch, ma
 
 def test_a_word_that_nobody_took_does_not_speak_for_the_next_try(tmp_path, monkeypatch):
     """Rank 0 failed as well, and read nothing; the folder is back as the step is saved again."""
-    write, away = files.write_shard, [True]
+    write, away, asked = files.write_shard, [True], []
 
     def stale(*_):
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
@@ -222,17 +220,23 @@ def test_a_word_that_nobody_took_does_not_speak_for_the_next_try(tmp_path, monke
         if away[0]:
             stale()
         if rank == 1:
-            threading.Event().wait(3 * write_module.ASK_S)  # rank 0 asks meanwhile
+            before = len(asked)
+            waiting.wait_for(lambda: len(asked) > before + 1)  # rank 0 asks meanwhile, and reads
         write(directory, rank, *rest)
 
     monkeypatch.setattr(files, "write_shard", slow)
     monkeypatch.setattr(files, "give_up_shard", stale)
     store = dist.HashStore()
+
+    def aside():
+        asked.append(1)
+        return store
+
     options = load(None, ["checkpoint.wait_s=60", f"work_dir={tmp_path}"]).checkpoint
     ranks = [Checkpoints(options, tmp_path, Said(), dict) for _ in range(2)]
     for rank, one in enumerate(ranks):
         one.join(SimpleNamespace(generation=1, rank=rank, world=2, run="x"),
-                 SimpleNamespace(rank=rank, world=2, copies=(0, 1), aside=lambda: store), State())
+                 SimpleNamespace(rank=rank, world=2, copies=(0, 1), aside=aside), State())
     for gone in (True, False):
         away[0] = gone
         for one in ranks:
